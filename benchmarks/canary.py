@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mbcal.evaluation.sequential import Difference, UserSums, compare_means
+from mbcal.evaluation.sequential import SequentialDifference, UserSums, compare_means
 from mbcal.release.comparison import compare_versions
 from mbcal.release.judge import CanaryConfig, judge_canary
 from mbcal.release.outcomes import Outcomes
@@ -80,7 +80,7 @@ def replicate(trials: Trials, replications: int, config: CanaryConfig, seed: int
         trials: What they are like.
         replications: How many, R.
         config: The limits.
-        seed: Names all noise.
+        seed: Seed of all noise.
         growth: Factor of sessions from one look to the next.
     """
     rng, shape = np.random.default_rng(seed), (replications, trials.users)
@@ -130,7 +130,7 @@ def _add(sums: Floats, cell: NDArray[Any], is_canary: NDArray[np.bool_], reward:
 
 
 def _decisions(
-    difference: Difference, live: Floats, sessions: Floats, config: CanaryConfig
+    difference: SequentialDifference, live: Floats, sessions: Floats, config: CanaryConfig
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Which trials end by promotion and which by withdrawal, as `release.judge.judge_canary` decides by the reward alone."""
     better = (difference.safe_lower(config.promote_alpha) > 0) & (sessions >= config.promote_after)
@@ -156,7 +156,7 @@ def judge_ramp(seed: int, shares: tuple[float, float], rise: float, effect: floa
     """Run a trial of 6,000 sessions whose share and rewards rise after 2,000; returns how it ended.
 
     Args:
-        seed: Names all noise.
+        seed: Seed of all noise.
         shares: Share of the canary before and after.
         rise: By how much rewards rise, as a share.
         effect: True difference of the canary, as a share of the reward.
@@ -171,9 +171,11 @@ def judge_ramp(seed: int, shares: tuple[float, float], rise: float, effect: floa
     columns = (version, user, np.arange(sessions), reward, length, epsilon, np.abs(reward))
     names = tuple(map(str, range(users)))
     for count in range(2 * look, sessions + 1, look):
-        outcomes = Outcomes(("canary", "live"), names, *(column[:count] for column in columns), least=-1.0, most=3.0)
+        outcomes = Outcomes(
+            ("canary", "live"), names, *(column[:count] for column in columns), min_reward=-1.0, max_reward=3.0
+        )
         if len(np.unique(version[:count])) == 2:
-            action, _ = judge_canary(compare_versions(outcomes, "canary", "live"), CanaryConfig(shortest=0), 0.0)
+            action, _ = judge_canary(compare_versions(outcomes, "canary", "live"), CanaryConfig(min_seconds=0), 0.0)
             if action != "wait":
                 return action
     return "wait"

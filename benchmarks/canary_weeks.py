@@ -77,7 +77,7 @@ def draw_visits(week: Week, rng: np.random.Generator) -> Visits:
 def run_trial(week: Week, visits: Visits) -> str:
     """Return how the trial of a week ended: `promote`, `withdraw` or `wait`, also where the limit of time ended it."""
     names = tuple(map(str, range(week.users)))
-    for now in np.arange(LOOK, week.config.longest, LOOK):
+    for now in np.arange(LOOK, week.config.max_seconds, LOOK):
         count = int(np.searchsorted(visits.time, now - IDLE))
         is_canary = visits.is_canary[:count]
         if is_canary.all() or not is_canary.any():
@@ -93,11 +93,11 @@ def run_trial(week: Week, visits: Visits) -> str:
             np.full(count, STEPS, np.int32),
             np.full(count, 0.05),
             reward,
-            least=0.0,
-            most=float(STEPS),
+            min_reward=0.0,
+            max_reward=float(STEPS),
         )
         comparison = compare_versions(outcomes, "canary", "live")
-        action, _ = judge_canary(comparison, week.config, now, served=now - comparison.settled / 1e6)
+        action, _ = judge_canary(comparison, week.config, now, served=now - comparison.assignment_fixed_since / 1e6)
         if action != "wait":
             return action
     return "wait"
@@ -125,7 +125,7 @@ WEEKS = (
     Week("loses visits", gain=0.06, visits=0.85, users=10_000),
     Week("moves visits to lunch", gain=0.15, evenings=0.3),
     Week("moves visits to lunch", gain=0.1, evenings=0.4),
-    Week("moves visits to lunch, six days at least", gain=0.15, evenings=0.3, config=CanaryConfig(shortest=6 * DAY)),
+    Week("moves visits to lunch, six days at least", gain=0.15, evenings=0.3, config=CanaryConfig(min_seconds=6 * DAY)),
     Week("moves visits to the evening", gain=-0.08, evenings=0.8),
     Week("brings users back", gain=-0.1, visits=1.25),
 )

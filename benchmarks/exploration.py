@@ -46,7 +46,7 @@ class Ensemble:
 
     Args:
         members: K fitted agents.
-        seed: Names the draw of members. None: their mean ranks.
+        seed: Seed of the draw of members. None: their mean ranks.
     """
 
     def __init__(self, members: list[Agent], seed: int | None = None) -> None:

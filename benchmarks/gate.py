@@ -31,7 +31,7 @@ from mbcal.data.cutting import SessionConfig
 from mbcal.environments.newsfeed.log import generate_sessions, sample_candidate_sets
 from mbcal.environments.newsfeed.world import Newsfeed, UserState
 from mbcal.environments.rollout import rollout
-from mbcal.evaluation.ope.difference import Difference, bound_difference
+from mbcal.evaluation.ope.difference import LogDifference, bound_difference
 from mbcal.evaluation.ope.estimate import estimate_value
 from mbcal.evaluation.ope.propensity import policy_choices
 from mbcal.release.gate import Answer, interval_answer
@@ -185,7 +185,7 @@ def judge(
         for name, policy in candidates.items():
             tally, choices = tallies[name], policy_choices(policy, log)
             difference = bound_difference(log, choices, live_choices, epsilon=epsilon)
-            least = -tolerance * abs(difference.reward) * difference.decided
+            least = -tolerance * abs(difference.reward) * difference.greedy_share
             answer = interval_answer(difference.low, difference.high, least)
             tally.answers[answer] += 1
             tally.covered += difference.low <= tally.truth <= difference.high
@@ -265,7 +265,7 @@ def power_rows(differing: float = 0.1, spread: float = 0.3, most: float = 2.0) -
             best = other + 1 - epsilon
             square = best**2 / other + other**2 / best + (candidates - 2) * other
             second_moment = max(1 + spread**2, (most - 1) ** 2 + spread**2)
-            found = Difference(
+            found = LogDifference(
                 value=0.0,
                 low=0.0,
                 high=0.0,
@@ -274,7 +274,7 @@ def power_rows(differing: float = 0.1, spread: float = 0.3, most: float = 2.0) -
                 sessions=0,
                 users=0,
                 differing=0,
-                seen=0,
+                n_observed=0,
                 steps=0,
                 weight_variance=differing * (square - 1) * second_moment,
                 counted=second_moment**0.5,
@@ -283,7 +283,7 @@ def power_rows(differing: float = 0.1, spread: float = 0.3, most: float = 2.0) -
                 reward_variance=spread**2,
                 range=most,
                 least_weight=1.0,
-                decided=1 - epsilon,
+                greedy_share=1 - epsilon,
                 hidden=0.0,
             )
             yield {

@@ -27,11 +27,11 @@ from typing import Any
 
 import mbcal
 
-FIRST_WAVE = {"embedding_scale": 1.0, "hidden": 32, "batch": 256, "learning_rate": 1e-3, "warmup": 0, "reductions": 0}
-FIRST_WAVE |= {"patience": 2, "epochs": 20, "clip": None}
+FIRST_RECIPE = {"embedding_scale": 1.0, "hidden": 32, "batch": 256, "learning_rate": 1e-3, "warmup": 0, "reductions": 0}
+FIRST_RECIPE |= {"patience": 2, "epochs": 20, "clip": None}
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
-    "first wave": FIRST_WAVE,
+    "first recipe": FIRST_RECIPE,
     "embedding_scale 1": {"embedding_scale": 1.0},
     "embedding_scale 0.3": {"embedding_scale": 0.3},
     "embedding_scale 0.1": {"embedding_scale": 0.1},

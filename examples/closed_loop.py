@@ -9,7 +9,7 @@ Run:  python examples/closed_loop.py --folder build/loop      (or: make loop-dem
                                                     ──▶ promoted or withdrawn
 
 Users of the generated newsfeed are served round by round. After every round a candidate learns from the decision log. Unless
-the log shows that it is worse, it becomes the canary: the server gives it half of the sessions, and promotes or withdraws it
+the log shows that it is worse, it becomes the canary: the server gives it half of the users, and promotes or withdraws it
 by what they earn. Nobody does that by hand. Last comes a candidate that was fitted on shuffled behaviours. It must never go
 live.
 
@@ -46,7 +46,7 @@ from mbcal.release.update import UpdateConfig, update
 EPSILON = 0.2
 """Exploration of the server."""
 SHARE = 0.5
-"""Share of sessions that a canary gets; so large that a trial takes seconds."""
+"""Share of users that a canary gets; so large that a trial takes seconds."""
 LONGEST_TRIAL = 60.0
 """Seconds after which a trial ends undecided, and the canary is withdrawn."""
 LIFETIME = 4
@@ -224,7 +224,7 @@ def run_rounds(options: argparse.Namespace) -> None:
     )
     print(f"a first version learns from {FIRST_SESSIONS} logged sessions", flush=True)
     registry.publish(mbcal.MBCAL(config, "cpu").fit(train[:FIRST_SESSIONS]))
-    settings = UpdateConfig(replay=100, epochs=10, gate=GateConfig(sessions=100))
+    settings = UpdateConfig(versions=100, epochs=10, gate=GateConfig(min_sessions=100))
     judge = partial(update, registry, log, settings, device="cpu")
     server, address = start_server(registry.path, log)
     users = Users(store, address)

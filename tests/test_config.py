@@ -66,7 +66,7 @@ class Either:
 def test_a_setting_may_be_of_two_kinds() -> None:
     for given, meant in ((1, 1.0), (0.3, 0.3), ("auto", "auto"), (None, None)):
         assert from_dict(Either, {"share": given}).share == meant
-    with pytest.raises(OptionError, match="^share: must be a number, or one of auto; got 'autom'"):
+    with pytest.raises(OptionError, match=r"^share: must be a number, or one of auto; got 'autom'"):
         from_dict(Either, {"share": "autom"})
 
 

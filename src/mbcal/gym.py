@@ -60,7 +60,7 @@ class _ParallelSessions:
         environment: The users who respond.
         sessions: N sessions to choose from; users, histories, lengths and candidates are used.
         count: How many are served at a time.
-        seed: Names the sample of candidates, if the sessions have none.
+        seed: Seed of the sample of candidates, if the sessions have none.
 
     Raises:
         InputError: If the sessions have one candidate set per step, or there are none.
@@ -186,7 +186,7 @@ class SessionEnv(gymnasium.Env[Any, Any]):
     Args:
         environment: The users who respond.
         sessions: Sessions whose users, histories, lengths and candidates are used.
-        seed: Names the sample of candidates, if the sessions have none.
+        seed: Seed of the sample of candidates, if the sessions have none.
 
     Raises:
         InputError: If the sessions have one candidate set per step, there are none, or a simulator was fitted on their
@@ -232,7 +232,7 @@ class SessionVectorEnv(VectorEnv[Any, Any, Any]):
         environment: The users who respond.
         sessions: Sessions whose users, histories, lengths and candidates are used.
         num_envs: How many are served at a time.
-        seed: Names the sample of candidates, if the sessions have none.
+        seed: Seed of the sample of candidates, if the sessions have none.
 
     Raises:
         InputError: If the sessions have one candidate set per step, there are none, or a simulator was fitted on their
@@ -287,7 +287,7 @@ def newsfeed_env(users: int = 500, items: int = 2_000, seed: int = 0, horizon: i
     Args:
         users: How many users the world has.
         items: How many items it has.
-        seed: Names the world and its sessions.
+        seed: Seed of the world and its sessions.
         horizon: Steps per session.
     """
     return SessionEnv(*_newsfeed(users, items, seed, horizon), seed)
@@ -309,7 +309,7 @@ def simulator_env(
         simulator: The simulator's folder.
         data: The store's folder.
         part: Which of its users.
-        seed: Names the sample of candidates, if the store has none.
+        seed: Seed of the sample of candidates, if the store has none.
         device: `auto`, `cpu` or `cuda`.
     """
     return SessionEnv(*_simulated(simulator, data, part, device), seed)

@@ -80,7 +80,7 @@ def reliability(confidence: Floats, correct: NDArray[np.bool_], bins: int = RELI
     return Reliability(mean_confidence, np.bincount(bin_index, correct, bins) / divisor, count)
 
 
-def coverage(items: NDArray[Any], size: int) -> float:
+def catalogue_coverage(items: NDArray[Any], size: int) -> float:
     """Return the share of a catalogue of `size` items that occurs in `items`."""
     return len(np.unique(items)) / size if size else 0.0
 

@@ -14,7 +14,7 @@ from mbcal import NetConfig, Sessions, TrainingConfig, load
 from mbcal.agents import MBCALPlan, PlanConfig, advantage_choice, cross_fitting
 from mbcal.agents.advantage_choice import CANDIDATES
 from mbcal.agents.config import AgentConfig
-from mbcal.agents.cross_fitting import Fold, judged_gain, last_better, resample_users
+from mbcal.agents.cross_fitting import Fold, choose_best, mean_gain, resample_users
 from mbcal.agents.fit_context import FitContext
 from mbcal.distributed.group import Group
 from mbcal.errors import ModelError, TrainingError
@@ -57,21 +57,21 @@ def test_ties_and_doubt_go_to_the_earlier() -> None:
         ((base, better, better + base + 0.5), 2),
     ):
         folds = [Fold(np.stack(rewards), users), Fold(np.stack(rewards) + 7, users)]
-        best, trials = last_better(folds, 0.9)
+        best, trials = choose_best(folds, 0.9)
         assert best == chosen
         assert [trial.reward for trial in trials] == pytest.approx([one.mean() + 3.5 for one in rewards])
     first, second = (Fold(np.stack([base, base + gain]), users) for gain in (2.0, -1.9))  # the folds disagree
-    assert last_better([first], 0.9)[0] == 1
-    assert last_better([first, second], 0.9)[1][1].gain == pytest.approx(0.05)
+    assert choose_best([first], 0.9)[0] == 1
+    assert choose_best([first, second], 0.9)[1][1].gain == pytest.approx(0.05)
 
 
 def test_the_interval_covers_sessions_judges_and_folds() -> None:
     gains = np.array([[1.0, 3.0], [3.0, 5.0]])  # judges say 2 and 4; sessions say 2 and 4
-    gain = judged_gain([(gains, np.array([0, 1]))], 0.95)
+    gain = mean_gain([(gains, np.array([0, 1]))], 0.95)
     assert gain.mean == 3.0
     assert gain.stderr == pytest.approx((1.0 + 2.0) ** 0.5)  # variance of the mean of sessions, 2 / 2, and of judges, 2
     assert gain.high - gain.mean == pytest.approx(12.706 * 3**0.5, rel=1e-3)  # t with one degree of freedom
-    both = judged_gain([(gains, np.array([0, 1])), (gains - 1, np.array([2, 3]))], 0.95)
+    both = mean_gain([(gains, np.array([0, 1])), (gains - 1, np.array([2, 3]))], 0.95)
     assert both.mean == 2.5
     assert both.stderr == pytest.approx((3.0 / 2) ** 0.5)  # that of a mean of two
     assert both.high - both.mean == pytest.approx(4.303 * 1.5**0.5, rel=1e-3)  # two degrees of freedom
@@ -194,7 +194,7 @@ def test_growing_rounds_choose_again_when_the_log_has_doubled(monkeypatch: pytes
     assert fitted.choices["advantage"]["sessions"] == 200
     monkeypatch.setattr("mbcal.agents.plan.choose_advantage", refuse)
     fitted.fit(sessions(count=400, seed=2), training=replace(shrunk, shrink=1.0))  # labels keep their scale
-    assert not cross_fitting.has_outgrown(100_000, 10**9)  # all that may take part already did
+    assert not cross_fitting.should_choose_again(100_000, 10**9)  # all that may take part already did
 
 
 def test_a_choice_survives_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ def test_compact_and_export(shop: Path) -> None:
     printed = mbcal("log", "export", "log", "--model", "model", "--out", "part.parquet", "--teaching", cwd=shop).stdout
     teaching = {row["user"] for row in pq.read_table(shop / "part.parquet").to_pylist()}
     names = ("u0", "u1", "u2")
-    expected, _ = split_judges(names, np.arange(3, dtype=np.int32), GateConfig().judges)
+    expected, _ = split_judges(names, np.arange(3, dtype=np.int32), GateConfig().judge_share)
     assert {int(user[1:]) for user in teaching} == set(expected.tolist())
     assert f" steps of {len(teaching)} users" in printed.splitlines()[0]
     assert 0 < len(teaching) < 3

@@ -78,9 +78,9 @@ def test_a_session_by_hand() -> None:
         "other_versions": 0,
         "unknown_behaviours": {},
         "unknown_history": 0,
-        "headless": 0,
-        "nameless": 0,
-        "unlinked": 0,
+        "missing_start": 0,
+        "unattributed": 0,
+        "unmatched": 0,
         "since": None,
         "narrowed": 0,
         "lost": [],
@@ -217,15 +217,15 @@ def test_a_session_whose_steps_begin_anew_cannot_be_judged_by_its_order() -> Non
         answered("d2", "c"),
     ]
     again = [decided("d3", step=0, time=30, items=["a"]), answered("d3", "a")]
-    assert joined(*orderly).counts.headless == 0
-    assert joined(*orderly, *again).counts.headless == 0  # clocks may differ by so much
+    assert joined(*orderly).counts.missing_start == 0
+    assert joined(*orderly, *again).counts.missing_start == 0  # clocks may differ by so much
     late = [decided("d3", step=0, time=20 + 60_000_001, items=["a"]), answered("d3", "a")]
-    assert joined(*orderly, *late).counts.headless == 1
+    assert joined(*orderly, *late).counts.missing_start == 1
 
 
-@pytest.mark.parametrize(("item", "behaviour", "headless"), [("b", "click", 0), ("a", "click", 1), ("b", "skip", 1)])
+@pytest.mark.parametrize(("item", "behaviour", "missing_start"), [("b", "click", 0), ("a", "click", 1), ("b", "skip", 1)])
 def test_what_was_shown_tells_a_session_that_began_anew_from_clocks_that_differ(
-    item: str, behaviour: str, headless: int
+    item: str, behaviour: str, missing_start: int
 ) -> None:
     """Two decisions after one step, the later of which is younger than one after two: by its clock, or since it forgot."""
     second = 10**6
@@ -236,7 +236,7 @@ def test_what_was_shown_tells_a_session_that_began_anew_from_clocks_that_differ(
         decided("d4", step=2, time=8 * second, shown=[("b", "click"), ("c", "skip")]),
     ]
     answers = [answered(record.id, name=record.id) for record in records]
-    assert joined(*records, *answers).counts.headless == headless
+    assert joined(*records, *answers).counts.missing_start == missing_start
 
 
 def test_sessions_may_go_on_until_they_are_idle_or_left() -> None:
@@ -302,7 +302,7 @@ def test_all_sessions_begun_during_a_long_one_follow_it() -> None:
             answered(f"d{number}", "a" if step else "b"),
         ]
     found = joined(*records)
-    precedes, follows = found.in_succession()
+    precedes, follows = found.sessions_followed_soon()
     names = np.asarray(found.session_names)
     assert set(names[precedes]) == {"long"}
     assert set(names[follows]) == {"s1", "s3", "s5"}
@@ -326,7 +326,7 @@ def test_a_visit_goes_on_after_the_end_of_a_film(minutes: int, is_one_visit: boo
         ]
 
     found = joined(*watched("d0", "s0"), *watched("d1", "s1"))
-    assert [rows.tolist() for rows in found.in_succession()] == [[is_one_visit, False], [False, is_one_visit]]
+    assert [rows.tolist() for rows in found.sessions_followed_soon()] == [[is_one_visit, False], [False, is_one_visit]]
     found = joined(*watched("d0", ""), *watched("d1", ""))
     assert found.sessions.length.tolist() == ([2] if is_one_visit else [1, 1])
 
@@ -339,7 +339,7 @@ def test_feedback_that_comes_after_the_next_session_began_says_nothing_of_when_t
         decided("d1", session="s1", user="u", step=0, time=5 * hour),
         answered("d1", time=5 * hour + 1),
     ]
-    assert not any(rows.any() for rows in joined(*records).in_succession())
+    assert not any(rows.any() for rows in joined(*records).sessions_followed_soon())
 
 
 def test_what_was_served_before_feedback_came() -> None:
@@ -478,6 +478,6 @@ def test_decisions_without_a_session_are_joined_to_visits_of_their_user() -> Non
         "d8": ("anonymous:d8", ["d8"]),
     }
     history = {name: int(found.sessions.history_length[row]) for row, name in enumerate(found.session_names)}
-    assert found.counts.headless == 2  # d5 and d8
+    assert found.counts.missing_start == 2  # d5 and d8
     assert history == {"d1": 1, "d4": 0, "d5": 2, "s": 0, "d7": 0, "d8": 1}  # what was shown before all that is logged, too
     assert same(found, joined(*reversed(answers), *reversed(records)))

@@ -9,11 +9,11 @@ import pytest
 from numpy.typing import NDArray
 
 from mbcal.errors import InputError
-from mbcal.evaluation.ope.difference import Difference, bound_difference
+from mbcal.evaluation.ope.difference import LogDifference, bound_difference
 from mbcal.evaluation.ope.intervals import betting_lower_bound
 from mbcal.evaluation.ope.propensity import PolicyChoices
 from mbcal.evaluation.sequential import UserSums, boundary, compare_means
-from mbcal.release.gate import UNJUDGED, GateConfig, compare_by_log
+from mbcal.release.gate import UNSHOWN, GateConfig, compare_by_log
 from mbcal.types import Behaviours, Catalog, Sessions
 
 BEHAVIOURS = Behaviours(("skip", "like"), (0.0, 1.0))
@@ -67,7 +67,7 @@ def test_contributions_by_hand() -> None:
         choices(np.array([[1, 2], [1, 2]]), items.astype(np.int64)),
     )
     found = bound_difference(log, policy, live, epsilon=0.1)
-    assert (found.steps, found.differing, found.seen) == (4, 2, 1)
+    assert (found.steps, found.differing, found.n_observed) == (4, 2, 1)
     assert found.reward == pytest.approx(1.5)
     assert found.range == 2.0
     # session 1: weight 91 at both steps, rewards 1 and 1; session 2: weight 0.01 / 0.91 at both, rewards 1 and 0
@@ -104,7 +104,7 @@ def test_every_step_may_have_an_exploration_of_its_own() -> None:
 def test_a_loss_where_much_was_explored_does_not_hide_behind_a_gain_where_little_was() -> None:
     """Nine tenths of the sessions gain 0.1 and the others lose 0.4; in these, more exploration shows less of it."""
 
-    def found(epsilons: tuple[float, float]) -> tuple[Difference, str]:
+    def found(epsilons: tuple[float, float]) -> tuple[LogDifference, str]:
         parts = [
             one_step(n, epsilon, np.ones(n, np.int64), np.array([0.5, 0.5 + gain, *[0.5] * 8]), seed)
             for seed, (n, epsilon, gain) in enumerate(zip((180_000, 20_000), epsilons, (0.1, -0.4), strict=True))
@@ -121,7 +121,7 @@ def test_a_loss_where_much_was_explored_does_not_hide_behind_a_gain_where_little
     assert (even.hidden, answer) == (0, "no worse")
     assert even.value == pytest.approx(0.7 * (0.9 * 0.1 - 0.1 * 0.4), abs=0.01)
     uneven, answer = found((0.3, 0.6))  # weighed as if both had explored alike
-    assert uneven.decided == pytest.approx(0.67)
+    assert uneven.greedy_share == pytest.approx(0.67)
     assert uneven.value == pytest.approx(0.67 * (0.9 * 0.1 - 0.1 * 0.4), abs=0.01)
     assert uneven.hidden == 0
     extreme, answer = found((0.3, 0.9))
@@ -172,7 +172,7 @@ def test_what_the_log_never_shows_counts_as_the_worst() -> None:
     chosen = (np.arange(2000) % 5 == 0).astype(np.int64)
     log, policy, live = one_step(2000, 0.0, chosen, np.full(10, 0.5), 1)
     found = bound_difference(log, policy, live, epsilon=0.0)
-    assert found.seen == 0
+    assert found.n_observed == 0
     assert found.low <= -0.2 * 0.5
     assert found.high >= 0.2 * 0.5
     assert found.low > -0.2
@@ -221,14 +221,14 @@ def test_a_difference_is_seen_with_the_sessions_that_were_said_to_be_needed(shar
     """Half of the users lose most of what they earn, or a tenth of them all of it."""
     liking = np.array([0.5, rate, *[0.4] * 8])
 
-    def found_in(n: int, seed: int) -> Difference:
+    def found_in(n: int, seed: int) -> LogDifference:
         chosen = (np.random.default_rng(10_000 + seed).random(n) < share).astype(np.int64)
         return bound_difference(*one_step(n, 0.5, chosen, liking, seed), epsilon=0.5)
 
     first = found_in(2000, 0)
     truth = 0.5 * share * (rate - 0.5)
-    assert first.decided == 0.5
-    needed = int(first.log_sessions_needed(-truth / first.decided / first.reward))
+    assert first.greedy_share == 0.5
+    needed = int(first.log_sessions_needed(-truth / first.greedy_share / first.reward))
     assert least < needed < 20_000
     seen = np.mean([found_in(needed, seed).high < 0 for seed in range(40)])
     assert seen >= 0.8
@@ -241,12 +241,12 @@ def test_what_exploration_hides_is_not_tolerated() -> None:
     log, policy, live = one_step(6000, 1.0, np.ones(6000, np.int64), np.array([0.9, 0.1, *[0.5] * 8]), 0)
     epsilons = np.ones((6000, 1))
     check, found = compare_by_log(policy, live, log, GateConfig(), epsilon=epsilons)
-    assert (found.value, found.decided) == (pytest.approx(0, abs=1e-6), 0.0)
+    assert (found.value, found.greedy_share) == (pytest.approx(0, abs=1e-6), 0.0)
     assert found.low > -0.01 * found.reward
     assert check.answer == "cannot tell"
     assert found.log_sessions_needed(0.1) == np.inf
     same, as_before = compare_by_log(live, live, log, GateConfig(), epsilon=epsilons)
-    assert (same.answer, as_before.decided) == ("no worse", 1.0)
+    assert (same.answer, as_before.greedy_share) == ("no worse", 1.0)
 
 
 def test_what_a_log_does_not_show_may_be_a_gain() -> None:
@@ -254,9 +254,9 @@ def test_what_a_log_does_not_show_may_be_a_gain() -> None:
     log, policy, live = one_step(6000, 0.5, np.ones(6000, np.int64), np.array([0.9, 0.1, *[0.5] * 8]), 0)
     epsilons = np.full((6000, 1), 0.5)
     assert compare_by_log(policy, live, log, GateConfig(), epsilon=epsilons)[0].answer == "worse"
-    check, _ = compare_by_log(policy, live, log, GateConfig(), epsilon=epsilons, unjudged=1)
+    check, _ = compare_by_log(policy, live, log, GateConfig(), epsilon=epsilons, n_unshown=1)
     assert check.answer == "cannot tell"
-    assert check.detail.endswith(UNJUDGED)
+    assert check.detail.endswith(UNSHOWN)
 
 
 def test_sessions_that_end_early_count_their_missing_steps() -> None:

@@ -25,7 +25,7 @@ from mbcal.evaluation.ope.estimators import (
     weighted_per_decision,
     weights,
 )
-from mbcal.evaluation.ope.intervals import bootstrap, bootstrap_all, empirical_bernstein
+from mbcal.evaluation.ope.intervals import bootstrap, empirical_bernstein
 
 Array = np.ndarray[Any, Any]
 
@@ -165,13 +165,19 @@ LOGS, USERS = 1000, 200
 """Logs of so many users, two sessions each; of these 400 sessions some 177 are effective."""
 
 
+def interval(contributions: Any, user: Any, **options: Any) -> tuple[float, float]:
+    """The bootstrap interval of one estimator."""
+    low, high = bootstrap(contributions[None], user, **options)[0]
+    return float(low), float(high)
+
+
 def test_bootstrap_intervals_cover_as_often_as_they_say() -> None:
     names = ["ips", "snips", "pdis", "wpdis", "dr"]
     held = np.zeros(len(names))
     for seed in range(LOGS):
         evidence = WORLD.sample(USERS, 2, seed)
         every = np.stack([ESTIMATORS[name](evidence, WORLD.gamma) for name in names])
-        low, high = bootstrap_all(every, evidence.user, seed=seed).T
+        low, high = bootstrap(every, evidence.user, seed=seed).T
         held += (low <= WORLD.value) & (high >= WORLD.value)
     share = dict(zip(names, (held / LOGS).tolist(), strict=True))
     assert all(0.93 <= covered <= 0.97 for covered in share.values()), share
@@ -199,7 +205,7 @@ def test_intervals_of_paired_differences_cover() -> None:
         evidence = WORLD.sample(USERS, 2, seed)
         each = per_decision(evidence, WORLD.gamma) - logged_return(evidence, WORLD.gamma)
         sure = empirical_bernstein(each, evidence.user, *bounds)
-        held += [low <= gap <= high for low, high in (bootstrap(each, evidence.user, seed=seed), sure)]
+        held += [low <= gap <= high for low, high in (interval(each, evidence.user, seed=seed), sure)]
     assert 0.93 <= held[0] / LOGS <= 0.97
     assert held[1] / LOGS >= 0.95
 
@@ -207,14 +213,14 @@ def test_intervals_of_paired_differences_cover() -> None:
 def test_ignoring_that_sessions_of_a_user_are_alike_is_too_sure() -> None:
     evidence = WORLD.sample(100, 20, seed=0)
     each = direct(evidence)
-    wide, narrow = (bootstrap(each, user) for user in (evidence.user, np.arange(len(evidence))))
+    wide, narrow = (interval(each, user) for user in (evidence.user, np.arange(len(evidence))))
     assert wide[1] - wide[0] > 3 * (narrow[1] - narrow[0])
 
 
 def test_intervals_by_hand() -> None:
     each, user = np.array([0.0, 1.0, 1.0, 0.0]), np.array([0, 0, 1, 1])  # two users alike: no variance at all
-    assert bootstrap(each, user) == (0.5, 0.5)
-    assert bootstrap(each, np.zeros(4)) == (-np.inf, np.inf)
+    assert interval(each, user) == (0.5, 0.5)
+    assert interval(each, np.zeros(4)) == (-np.inf, np.inf)
     many, users = np.tile(each, 500), np.arange(2000)
     low, high = empirical_bernstein(many, users, 0, 1, level=0.9)
     margin = np.sqrt(2 * many.var(ddof=1) * np.log(2 / 0.05) / 2000) + 7 * np.log(2 / 0.05) / (3 * 1999)
@@ -223,17 +229,16 @@ def test_intervals_by_hand() -> None:
     uneven = np.array([0, 0, 0, 1])
     assert empirical_bernstein(each, uneven, 0, 1) == (0, 1)
     drawn = np.random.default_rng(0).normal(size=50)
-    assert bootstrap(drawn, np.arange(50), seed=1) == bootstrap(drawn, np.arange(50), seed=1)
-    low, high = bootstrap(drawn, np.arange(50), method="percentile")
+    assert interval(drawn, np.arange(50), seed=1) == interval(drawn, np.arange(50), seed=1)
     width = 1.96 * drawn.std() / np.sqrt(50)
-    assert (low, high) == pytest.approx((drawn.mean() - width, drawn.mean() + width), abs=0.05)
-    assert bootstrap(drawn, np.arange(50), seed=1) != bootstrap(drawn, np.arange(50), seed=2)
+    assert interval(drawn, np.arange(50)) == pytest.approx((drawn.mean() - width, drawn.mean() + width), abs=0.05)
+    assert interval(drawn, np.arange(50), seed=1) != interval(drawn, np.arange(50), seed=2)
     with pytest.raises(InputError, match="must lie in"):
         empirical_bernstein(each, user, 0, 0.5)
     with pytest.raises(InputError, match="finite"):
-        bootstrap(np.array([np.nan]), np.array([0]))
+        interval(np.array([np.nan]), np.array([0]))
     with pytest.raises(OptionError, match="level"):
-        bootstrap(each, user, level=1.0)
+        interval(each, user, level=1.0)
 
 
 # (e) overlap, clipping, hostile inputs

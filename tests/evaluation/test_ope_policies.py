@@ -24,7 +24,7 @@ from mbcal.evaluation.ope.estimators import (
 )
 from mbcal.evaluation.ope.fitted import assign_folds, fit_q_values
 from mbcal.evaluation.ope.intervals import bootstrap
-from mbcal.evaluation.ope.propensity import policy_choices, target_propensities
+from mbcal.evaluation.ope.propensity import policy_choices
 from mbcal.nn.config import NetConfig
 from mbcal.scoring.backend import to_numpy
 from mbcal.scoring.choice import available_by_step
@@ -53,6 +53,11 @@ def small_log(candidates: Array, items: Array) -> Sessions:
 
 BY_NUMBER = ItemScorer(torch.arange(CATALOG.n_rows, dtype=torch.float32))
 """The item with the highest row is the best."""
+
+
+def target_propensities(policy: Any, sessions: Any, epsilon: float, **options: Any) -> Array:
+    """The propensity of each logged item under the epsilon-greedy policy, (N, T); 1 in the padding."""
+    return np.where(to_numpy(sessions.mask), policy_choices(policy, sessions, **options).propensities(epsilon), 1.0)
 
 
 def test_target_propensities_by_hand() -> None:
@@ -143,7 +148,7 @@ def test_fitted_values_come_near_the_truth(key_first: LoggedData) -> None:
 def test_doubly_robust_is_less_noisy_and_right(key_first: LoggedData) -> None:
     robust = doubly_robust(key_first)
     assert robust.var() < per_decision(key_first).var() / 2 < trajectory_ips(key_first).var() / 2
-    low, high = bootstrap(robust, key_first.user, level=0.999)
+    low, high = bootstrap(robust[None], key_first.user, level=0.999)[0]
     assert low <= truth(KEY_FIRST) <= high
 
 

@@ -28,7 +28,7 @@ from tests.support.versions import fitted
 
 LIVE, CANARY = "v000001", "v000002"
 BETTER, WORSE, EQUAL = (0.7, 0.5), (0.3, 0.5), (0.5, 0.5)
-CONFIG = CanaryConfig(promote_after=50, shortest=0, sessions=SessionRule(idle=10, longest=60))
+CONFIG = CanaryConfig(promote_after=50, min_seconds=0, sessions=SessionRule(idle=10, longest=60))
 REWARDS = {"skip": 0.0, "click": 1.0, "like": 4.0}
 
 
@@ -123,7 +123,7 @@ def test_a_canary_serves_three_days_before_it_is_promoted(registry: Registry, tm
         start = began + (2 + part) * day * SECOND
         records = trial_records(400, canary=CANARY, live=LIVE, likes=BETTER, began=start, seed=part)
         write_quickly(tmp_path / "log" / f"worker-{part}", records)
-    config = replace(CONFIG, shortest=CanaryConfig().shortest)
+    config = replace(CONFIG, min_seconds=CanaryConfig().min_seconds)
     early = look_twice(watcher_at(registry, tmp_path / "log", 4.5 * day, config))
     assert (early.action, registry.canary()) == ("wait", CANARY)
     assert "; better so far; promoted after 12.0 hours more of usual traffic, " in early.reason
@@ -141,7 +141,7 @@ def test_a_promotion_waits_again_after_the_share_was_changed(registry: Registry,
         log, start = tmp_path / "log" / f"worker-{part}", began + days * day * SECOND
         records = trial_records(600, canary=CANARY, live=LIVE, likes=BETTER, share=share, began=start)
         write_quickly(log, [_renamed(record, f"{part}-") for record in records])
-    config = replace(CONFIG, shortest=day)
+    config = replace(CONFIG, min_seconds=day)
     early = look_twice(watcher_at(registry, tmp_path / "log", 2.5 * day, config))
     assert early.action == "wait"
     assert (
@@ -165,7 +165,7 @@ def test_purchases_hours_after_the_visit_keep_a_worse_canary_from_being_promoted
     both = {"items": ["a", "b"], "propensities": [0.95, 1.0]}
     records = [msgspec.structs.replace(record, **both) if isinstance(record, Decision) else record for record in records]
     clock = [began / 1e6]
-    config = replace(CONFIG, shortest=24 * hour)
+    config = replace(CONFIG, min_seconds=24 * hour)
     watcher = CanaryWatcher(registry, [tmp_path / "log"], config, lambda: clock[0], lambda: clock[0])
     seen = []
     for hours, part in ((1, records), (29, late)):
@@ -199,7 +199,7 @@ def test_a_worse_canary_is_withdrawn_with_few_sessions(registry: Registry, tmp_p
 
 def test_equal_versions_are_withdrawn_at_the_end_by_default(registry: Registry, tmp_path: Path) -> None:
     log, day = log_of(tmp_path, registry, 300, EQUAL, seed=3), 86400
-    config = replace(CONFIG, longest=2 * day)
+    config = replace(CONFIG, max_seconds=2 * day)
     assert watcher_at(registry, log, day, config).look().action == "wait"  # type: ignore[union-attr]
     waiting = look_twice(watcher_at(registry, log, 3 * day, replace(config, undecided="wait")))
     assert waiting.action == "wait"
@@ -226,7 +226,7 @@ def test_the_page_shows_no_verdict_of_an_earlier_trial(registry: Registry, tmp_p
 
 def test_equal_versions_are_promoted_at_the_end_if_told_to(registry: Registry, tmp_path: Path) -> None:
     log, day = log_of(tmp_path, registry, 600, EQUAL, seed=3), 86400
-    config = replace(CONFIG, longest=2 * day, undecided="promote", user_loss=0.5)
+    config = replace(CONFIG, max_seconds=2 * day, undecided="promote", user_loss=0.5)
     unsure = look_twice(watcher_at(registry, log, 3 * day, replace(config, user_loss=0.1)))
     assert unsure.action == "wait"
     assert "not promoted, since its users could earn 16% less in all their sessions" in unsure.reason
@@ -235,7 +235,7 @@ def test_equal_versions_are_promoted_at_the_end_if_told_to(registry: Registry, t
     look = look_twice(watcher_at(registry, log, 3 * day, config))
     assert (look.action, registry.current()) == ("promote", CANARY)
     assert look.comparison is not None
-    shorter = replace(look.comparison, length=replace(look.comparison.length, upper=-0.1))
+    shorter = replace(look.comparison, length=replace(look.comparison.length, anytime_high=-0.1))
     action, reason = judge_canary(shorter, config, 3 * day)
     assert action == "wait"
     assert reason.endswith("; its sessions are shorter, so a person has to decide")
@@ -332,7 +332,7 @@ def test_a_watcher_counts_sessions_of_several_workers_and_copies_once(registry: 
         "not_shown": 0,
         "dropped": 0,
         "lost": 0,
-        "apart": {},
+        "partial_visits": {},
     }
 
 
@@ -405,13 +405,13 @@ def test_the_command_compares_two_versions(registry: Registry, tmp_path: Path) -
     done = CliRunner().invoke(app, options)
     assert done.exit_code == 0, done.output
     assert f"{CANARY} earns more than {LIVE}: +" in done.stdout
-    assert "95% at any look" in done.stdout
+    assert "95% anytime-valid" in done.stdout
     assert "sessions of a user  " in done.stdout
     values = json.loads(CliRunner().invoke(app, [*options, CANARY, LIVE, "--json", "--difference", "0.1"]).stdout)
     assert values["a"]["version"] == CANARY
     assert 780 <= values["a"]["sessions"] + values["b"]["sessions"] <= 800
     assert values["answer"] == "more"
-    assert 0 < values["reward"]["lower"] < values["reward"]["low"] < values["reward"]["value"]
+    assert 0 < values["reward"]["anytime_low"] < values["reward"]["ci_low"] < values["reward"]["value"]
     assert values["for_difference"] == 0.1
     assert isinstance(CliRunner().invoke(app, [*options, CANARY]).exception, OptionError)
     assert done.stderr == ""

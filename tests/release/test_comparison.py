@@ -12,13 +12,13 @@ import pytest
 from mbcal.decision_log import Decision
 from mbcal.errors import InputError, OptionError
 from mbcal.release.comparison import DAY, compare_versions
-from mbcal.release.ignored import Apart, Ignored
+from mbcal.release.ignored import Ignored, PartialVisits
 from mbcal.release.judge import UNSERVED, CanaryConfig, judge_canary
 from mbcal.release.outcomes import OutcomeReader, Outcomes, SessionRule
 from tests.support.trials import SECOND, session_records, trial_records
 
 BETTER, WORSE, EQUAL = (0.7, 0.5), (0.3, 0.5), (0.5, 0.5)
-CONFIG = CanaryConfig(promote_after=50, shortest=0, sessions=SessionRule(idle=10, longest=60))
+CONFIG = CanaryConfig(promote_after=50, min_seconds=0, sessions=SessionRule(idle=10, longest=60))
 REWARDS = {"skip": 0.0, "click": 1.0, "like": 4.0}
 
 
@@ -37,13 +37,13 @@ def test_decisions_follow_the_limits() -> None:
     assert judge_canary(worse, replace(CONFIG, withdraw_below=0.9), 0)[0] == "wait"
     assert "steps with feedback" not in judge_canary(worse, CONFIG, 0)[1]
     silent = replace(
-        worse, length=replace(worse.length, upper=-0.1), a=replace(worse.a, length=replace(worse.a.length, mean=1.25))
+        worse, length=replace(worse.length, anytime_high=-0.1), a=replace(worse.a, length=replace(worse.a.length, mean=1.25))
     )
     hint = (
         "; it has 1.25 steps with feedback per session against 2: its sessions are shorter, or its feedback does not arrive"
     )
     assert judge_canary(silent, CONFIG, 0)[1].endswith(hint)
-    shorter = replace(better, length=replace(better.length, upper=-0.1))
+    shorter = replace(better, length=replace(better.length, anytime_high=-0.1))
     action, reason = judge_canary(shorter, CONFIG, 0)
     assert action == "wait"
     assert reason.endswith("its sessions are shorter, so a person has to decide")
@@ -54,9 +54,9 @@ def test_decisions_follow_the_limits() -> None:
     for settings in (
         {"promote_after": 0},
         {"withdraw_below": 1.0},
-        {"longest": 0.0},
-        {"shortest": -1.0},
-        {"shortest": 100.0, "longest": 99.0},
+        {"max_seconds": 0.0},
+        {"min_seconds": -1.0},
+        {"min_seconds": 100.0, "max_seconds": 99.0},
         {"promote_alpha": 0.5},
         {"user_loss": 1.1},
     ):
@@ -67,7 +67,7 @@ def test_decisions_follow_the_limits() -> None:
 def test_a_promotion_waits_for_rewards_that_come_later_and_a_withdrawal_does_not() -> None:
     better, worse = (compare_versions(outcomes_of(1500, likes), "a", "b") for likes in (BETTER, WORSE))
     day = 86400.0
-    config = replace(CONFIG, shortest=2 * day, longest=7 * day)
+    config = replace(CONFIG, min_seconds=2 * day, max_seconds=7 * day)
     for elapsed, served_days, rest in ((0.1, 1.0, "1.9 days"), (1.5, 2.0, "12.0 hours"), (3.0, 1.25, "18.0 hours")):
         action, reason = judge_canary(replace(better, days=served_days), config, elapsed * day)
         assert action == "wait"
@@ -78,19 +78,19 @@ def test_a_promotion_waits_for_rewards_that_come_later_and_a_withdrawal_does_not
     better = replace(better, days=2.0)
     assert judge_canary(better, config, 2 * day)[0] == "promote"
     for least, days, expected in ((6, 2.9, "wait"), (6, 3.0, "promote"), (1, 0.9, "wait"), (1, 1.0, "promote")):
-        config = replace(CONFIG, shortest=least * day, longest=10 * day)
+        config = replace(CONFIG, min_seconds=least * day, max_seconds=10 * day)
         assert judge_canary(replace(better, days=days), config, 6 * day)[0] == expected
-    config = replace(CONFIG, shortest=2 * day, longest=7 * day)
+    config = replace(CONFIG, min_seconds=2 * day, max_seconds=7 * day)
     assert judge_canary(worse, config, 1.0)[0] == "withdraw"
     assert judge_canary(better, config, 6 * day, served=0.5 * day)[0] == "wait"  # servers gave it sessions late
     assert judge_canary(better, replace(config, undecided="promote"), 8 * day, served=0.5 * day)[0] == "wait"
     equal = compare_versions(outcomes_of(600, EQUAL, seed=3), "a", "b")
     assert "better so far" not in judge_canary(equal, config, 1.0)[1]
-    assert CanaryConfig().shortest == 3 * day
+    assert CanaryConfig().min_seconds == 3 * day
     with pytest.raises(
         OptionError, match=r"at least and at most 3 \(--canary-min-days\) and 0.5 \(--canary-max-days\) days"
     ):
-        CanaryConfig(longest=0.5 * day)
+        CanaryConfig(max_seconds=0.5 * day)
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,11 @@ def test_late_rewards_that_a_canary_has_more_of_keep_it_from_being_withdrawn() -
         (0, 0.5, 3.0, "withdraw"),
         (-1, 0.5, 3.0, "wait"),
     ):
-        apart = {"a": Apart(late=5, reward=own * worse.a.sessions), "b": Apart(late=5, reward=other * worse.b.sessions)}
-        found = judge_canary(replace(worse, least=float(signs)), CONFIG, 0, Ignored(apart=apart))[0]
+        partial = {
+            "a": PartialVisits(late=5, reward=own * worse.a.sessions),
+            "b": PartialVisits(late=5, reward=other * worse.b.sessions),
+        }
+        found = judge_canary(replace(worse, min_reward=float(signs)), CONFIG, 0, Ignored(partial_visits=partial))[0]
         assert (signs, own, other, found) == (signs, own, other, action)
 
 
@@ -130,11 +133,11 @@ def test_fewer_negative_rewards_promote_only_where_no_feedback_can_be_lost() -> 
     columns = is_live.astype(np.int32), user, np.arange(count), clicks - 30.0 * dislikes, length
     rest = np.full(count, 0.1), clicks + 30.0 * dislikes
     outcomes = Outcomes(
-        ("a", "b"), tuple(map(str, range(20_000))), *columns, *rest, -300.0, 10.0, step_least=-30.0, offered=offered
+        ("a", "b"), tuple(map(str, range(20_000))), *columns, *rest, -300.0, 10.0, min_step_reward=-30.0, offered=offered
     )
     config = replace(CONFIG, user_loss=1.0)
     comparison = compare_versions(outcomes, "a", "b")
-    assert comparison.reward.lower > 0.5
+    assert comparison.reward.anytime_low > 0.5
     assert comparison.b.negative == pytest.approx(1.5, abs=0.1)
     action, reason = judge_canary(comparison, config, 0)
     assert action == "wait"
@@ -162,7 +165,7 @@ def test_sentences_say_what_is_known() -> None:
     assert unclear.sessions_missing(0.05) > 3 * unclear.sessions_missing(0.1) > 0
     few = compare_versions(outcomes_of(20, EQUAL), "a", "b")
     assert few.sentence() == "cannot tell yet; more sessions of more users for a difference of 5%"
-    assert few.as_dict()["reward"]["lower"] is None
+    assert few.as_dict()["reward"]["anytime_low"] is None
     json.dumps(few.as_dict(), allow_nan=False)
 
 
@@ -173,7 +176,7 @@ def test_only_sessions_of_the_same_time_are_compared() -> None:
         for record in session_records(f"s{number}", version, [behaviour], began=number * SECOND):
             reader.add(record)
     comparison = compare_versions(reader.outcomes(10**15), "a", "b")
-    assert comparison.together
+    assert comparison.is_concurrent
     assert (comparison.a.reward.mean, comparison.b.reward.mean) == (0.0, 0.0)
     assert comparison.b.sessions in (49, 50)
     reader = OutcomeReader(REWARDS, CONFIG.sessions)
@@ -181,7 +184,7 @@ def test_only_sessions_of_the_same_time_are_compared() -> None:
         for record in session_records(f"s{number}", "a" if number < 50 else "b", ["like"], began=number * SECOND):
             reader.add(record)
     apart = compare_versions(reader.outcomes(10**15), "a", "b")
-    assert not apart.together
+    assert not apart.is_concurrent
     assert apart.sentence().endswith("did not serve at the same time, so a difference may be due to the time")
     with pytest.raises(InputError, match="a: cannot be compared with itself"):
         compare_versions(reader.outcomes(10**15), "a", "a")
@@ -198,7 +201,7 @@ def trial_outcomes(seed: int, share: np.ndarray, level: np.ndarray, gain: float 
     names = tuple(map(str, range(users)))
     length = np.full(count, 5, np.int32)
     columns = is_live.astype(np.int32), user, np.arange(count), reward, length, np.full(count, 0.1), np.abs(reward)
-    return Outcomes(("a", "b"), names, *columns, least=-2.0, most=4.0)
+    return Outcomes(("a", "b"), names, *columns, min_reward=-2.0, max_reward=4.0)
 
 
 def test_a_share_that_changes_while_rewards_drift_promotes_nothing() -> None:
@@ -222,7 +225,7 @@ def test_a_share_that_changes_while_rewards_drift_promotes_nothing() -> None:
 def test_drift_does_not_widen_the_limits() -> None:
     share = np.full(4000, 0.3)
     steady, drifting = (
-        compare_versions(replace(trial_outcomes(2, share, level), most=8.0), "a", "b")
+        compare_versions(replace(trial_outcomes(2, share, level), max_reward=8.0), "a", "b")
         for level in (np.ones(4000), np.linspace(1.0, 5.0, 4000))
     )
     assert drifting.reward_difference.stderr == pytest.approx(steady.reward_difference.stderr, rel=0.05)
@@ -231,7 +234,7 @@ def test_drift_does_not_widen_the_limits() -> None:
 def test_versions_that_did_not_serve_together_are_not_judged() -> None:
     for gain in (0.5, -0.5):
         apart = compare_versions(trial_outcomes(0, np.repeat([0.0, 1.0], 500), np.ones(1000), gain), "a", "b")
-        assert not apart.together
+        assert not apart.is_concurrent
         assert apart.answer == ("more" if gain > 0 else "less")
         action, reason = judge_canary(apart, CONFIG, 0)
         assert action == "wait"
@@ -242,13 +245,13 @@ def test_versions_that_did_not_serve_together_are_not_judged() -> None:
 def test_a_reward_that_was_not_met_yet_delays_a_promotion() -> None:
     outcomes = trial_outcomes(0, np.full(2000, 0.5), np.ones(2000), gain=0.2, users=1000)
     assert judge_canary(compare_versions(outcomes, "a", "b"), CONFIG, 0)[0] == "promote"
-    comparison = compare_versions(replace(outcomes, most=100.0), "a", "b")
+    comparison = compare_versions(replace(outcomes, max_reward=100.0), "a", "b")
     action, reason = judge_canary(comparison, CONFIG, 0)
     assert action == "wait"
     assert reason.endswith("too few sessions to exclude that b earns rare rewards, of up to 100, not met yet")
-    assert comparison.as_dict()["reward"]["safe"] < 0 < comparison.as_dict()["reward"]["lower"]
+    assert comparison.as_dict()["reward"]["anytime_low_rare"] < 0 < comparison.as_dict()["reward"]["anytime_low"]
     worse = trial_outcomes(0, np.full(2000, 0.5), np.ones(2000), gain=-0.2)
-    assert judge_canary(compare_versions(replace(worse, most=100.0), "a", "b"), CONFIG, 0)[0] == "withdraw"
+    assert judge_canary(compare_versions(replace(worse, max_reward=100.0), "a", "b"), CONFIG, 0)[0] == "withdraw"
 
 
 def returning_outcomes(visits: tuple[int, int], seed: int = 0, switched: int = 0) -> Outcomes:
@@ -274,7 +277,7 @@ def returning_outcomes(visits: tuple[int, int], seed: int = 0, switched: int = 0
         np.full(len(rows), 0.1),
         np.abs(reward),
     )
-    return Outcomes(("a", "b"), names, *columns, least=0.0, most=6.0)
+    return Outcomes(("a", "b"), names, *columns, min_reward=0.0, max_reward=6.0)
 
 
 def test_a_canary_that_keeps_only_users_who_earn_much_is_not_promoted() -> None:
@@ -289,17 +292,17 @@ def test_a_canary_that_keeps_only_users_who_earn_much_is_not_promoted() -> None:
     assert reason.endswith(less)
     assert lost.user_reward.share == pytest.approx(-0.2, abs=0.03)
     kept = compare_versions(returning_outcomes((6, 6)), "a", "b")
-    assert (kept.visits.value, kept.visits.high) == (0.0, 0.0)
+    assert (kept.visits.value, kept.visits.ci_high) == (0.0, 0.0)
     more = compare_versions(returning_outcomes((6, 1)), "a", "b")
     assert more.visits.value == pytest.approx(2.5, abs=0.02)
 
 
 def test_few_users_of_both_versions_are_no_change_of_the_share() -> None:
     kept, few = (compare_versions(returning_outcomes((6, 6), switched=count), "a", "b") for count in (0, 4))
-    assert (few.began, few.settled) == (kept.began, kept.settled) == (0, 0)
+    assert (few.began, few.assignment_fixed_since) == (kept.began, kept.assignment_fixed_since) == (0, 0)
     assert few.visits.value == pytest.approx(0.0, abs=0.01)
     switched = compare_versions(returning_outcomes((6, 6), switched=200), "a", "b")
-    assert switched.settled == 3000  # the first session after the change
+    assert switched.assignment_fixed_since == 3000  # the first session after the change
     assert switched.visits.value == pytest.approx(0.0, abs=0.01)
 
 
@@ -344,7 +347,7 @@ def test_a_change_of_the_share_does_not_hide_that_users_come_at_poorer_hours() -
     indices = (version.astype(np.int32), user.astype(np.int32), began.astype(np.int64))
     sessions = (reward, np.full(len(rows), 5, np.int32), np.full(len(rows), 0.1), np.abs(reward))
     comparison = compare_versions(Outcomes(("a", "b"), tuple(map(str, range(400))), *indices, *sessions, 0.0, 5.0), "a", "b")
-    assert comparison.settled > 2 * DAY
+    assert comparison.assignment_fixed_since > 2 * DAY
     assert comparison.user_reward.share == pytest.approx(1.2 / 2 - 1, abs=0.05)
 
 
@@ -373,10 +376,10 @@ def test_what_users_earn_is_counted_by_whole_days() -> None:
         np.full(200, 0.1),
         np.ones(200),
     )
-    outcomes = Outcomes(("a", "b"), tuple(map(str, range(80))), *columns, least=0.0, most=2.0)
+    outcomes = Outcomes(("a", "b"), tuple(map(str, range(80))), *columns, min_reward=0.0, max_reward=2.0)
     comparison = compare_versions(outcomes, "a", "b")
     for gap in (comparison.visits, comparison.user_reward):
-        assert (gap.value, gap.low, gap.base) == (0.0, 0.0, 2.0)
+        assert (gap.value, gap.ci_low, gap.base) == (0.0, 0.0, 2.0)
 
 
 def test_a_promotion_needs_that_the_reward_per_user_is_not_much_lower() -> None:
@@ -393,27 +396,27 @@ def test_a_promotion_needs_that_the_reward_per_user_is_not_much_lower() -> None:
         (-0.1, -0.2, "wait", "not promoted, since its users earned less so far in all their sessions (-0.1 per user)"),
         (0.1, -np.inf, "wait", "too little is known of what users earn in all their sessions: send the user"),
     ):
-        gap = replace(better.user_reward, value=value, low=low, high=1.0, base=4.0)
+        gap = replace(better.user_reward, value=value, ci_low=low, ci_high=1.0, base=4.0)
         found, reason = judge_canary(replace(better, user_reward=gap), CONFIG, 0)
         assert (found, words in reason) == (action, True)
         assert judge_canary(replace(better, user_reward=gap), replace(CONFIG, user_loss=1.0), 0)[0] == "promote"
-        config = replace(CONFIG, undecided="promote", longest=1.0)
+        config = replace(CONFIG, undecided="promote", max_seconds=1.0)
         is_unsure = low < -0.4 or value < 0
         assert judge_canary(replace(better, user_reward=gap), config, 2.0)[0] == ("wait" if is_unsure else "promote")
     equal = compare_versions(trial_outcomes(0, np.full(12_000, 0.5), np.ones(12_000), 0.0, 3000), "a", "b")
-    gap = replace(equal.user_reward, value=-0.1, low=-0.2, high=0.1, base=4.0)  # as in half of trials
+    gap = replace(equal.user_reward, value=-0.1, ci_low=-0.2, ci_high=0.1, base=4.0)  # as in half of trials
     assert judge_canary(replace(equal, user_reward=gap), config, 2.0)[0] == "promote"
     once = trial_outcomes(0, np.full(2000, 0.5), np.ones(2000), 0.2, users=10**6)
     nobody_back = compare_versions(replace(once, user=np.arange(2000, dtype=np.int32)), "a", "b")
-    assert nobody_back.visits.low == nobody_back.user_reward.low == -np.inf
+    assert nobody_back.visits.ci_low == nobody_back.user_reward.ci_low == -np.inf
 
 
 def test_a_canary_whose_users_come_back_more_often_is_not_withdrawn_unless_they_earn_less() -> None:
     worse = compare_versions(trial_outcomes(0, np.full(2000, 0.5), np.ones(2000), gain=-0.2), "a", "b")
     assert judge_canary(worse, CONFIG, 0)[0] == "withdraw"
     for visits_low, best, expected in ((0.1, 0.5, "wait"), (0.1, -0.1, "withdraw"), (-0.1, 0.5, "withdraw")):
-        visits = replace(worse.visits, value=0.9, share=0.3, low=visits_low)
-        earned = replace(worse.user_reward, value=-0.2, low=-0.9, high=best)
+        visits = replace(worse.visits, value=0.9, share=0.3, ci_low=visits_low)
+        earned = replace(worse.user_reward, value=-0.2, ci_low=-0.9, ci_high=best)
         for elapsed in (0.0, 1e9):  # also at the end of the trial
             action, reason = judge_canary(replace(worse, visits=visits, user_reward=earned), CONFIG, elapsed)
             assert action == expected
@@ -431,7 +434,7 @@ def test_one_visit_with_very_many_rewards_hides_no_difference(version: int) -> N
             rewards, sizes = outcomes.reward.copy(), outcomes.size.copy()
             rewards[visit] = sizes[visit] = reward
             comparison = compare_versions(replace(outcomes, reward=rewards, size=sizes), "a", "b")
-            assert (comparison.a.cut, comparison.b.cut)[version] == reward - outcomes.most
+            assert (comparison.a.cut, comparison.b.cut)[version] == reward - outcomes.max_reward
             found, reason = judge_canary(comparison, CONFIG, 0)
             assert found == action
             assert ("2.5 per session that long sessions earned beyond 4 do not count" in reason) == (action == "wait")
@@ -444,7 +447,7 @@ def test_long_sessions_of_many_users_keep_no_better_canary_from_being_promoted()
     outcomes = trial_outcomes(0, np.full(8000, 0.5), np.ones(8000), 0.3, users=4000)
     reward = np.abs(outcomes.reward)
     reward[::100] = 7.0
-    outcomes = replace(outcomes, reward=reward, size=reward, least=0.0)
+    outcomes = replace(outcomes, reward=reward, size=reward, min_reward=0.0)
     comparison = compare_versions(outcomes, "a", "b")
     assert comparison.b.cut > 0.02 * comparison.b.size
     assert judge_canary(comparison, CONFIG, 0)[0] == "promote"
@@ -473,10 +476,12 @@ def test_users_who_left_before_the_share_was_changed_are_not_forgotten() -> None
     reward = 1 + 0.2 * ~is_live + rng.normal(0, 0.3, len(user))
     columns = is_live.astype(np.int32), user.astype(np.int32), began, reward, np.full(len(user), 5, np.int32)
     names = tuple(map(str, range(users)))
-    outcomes = Outcomes(("a", "b"), names, *columns, np.full(len(user), 0.1), np.abs(reward), least=-2.0, most=4.0)
+    outcomes = Outcomes(
+        ("a", "b"), names, *columns, np.full(len(user), 0.1), np.abs(reward), min_reward=-2.0, max_reward=4.0
+    )
     comparison = compare_versions(outcomes, "a", "b")
     assert comparison.earlier_visits is not None
-    assert comparison.earlier_visits.high < 0
+    assert comparison.earlier_visits.ci_high < 0
     action, reason = judge_canary(comparison, CONFIG, 0)
     assert (action, "fewer sessions before its share was changed" in reason) == ("wait", True)
     assert judge_canary(replace(comparison, earlier_visits=None), CONFIG, 0)[0] == "promote"
@@ -485,15 +490,15 @@ def test_users_who_left_before_the_share_was_changed_are_not_forgotten() -> None
 def test_lost_feedback_with_negative_rewards_keeps_a_canary_from_being_promoted() -> None:
     """Dislikes of the canary that do not arrive raise its reward, and leave more of its items without feedback."""
     better = compare_versions(trial_outcomes(0, np.full(4000, 0.5), np.ones(4000), 0.2, users=2000), "a", "b")
-    assert better.least < 0
+    assert better.min_reward < 0
     for lower, least, expected in (
         (-0.2, -2.0, "promote"),
         (-0.3, -2.0, "wait"),
         (-0.3, 0.0, "promote"),
         (-np.inf, -2.0, "wait"),
     ):
-        answered = replace(better.answered, lower=lower, upper=0.1)  # of 5 steps
-        action, reason = judge_canary(replace(better, answered=answered, least=least), CONFIG, 0)
+        answered = replace(better.feedback_gap, anytime_low=lower, anytime_high=0.1)  # of 5 steps
+        action, reason = judge_canary(replace(better, feedback_gap=answered, min_reward=least), CONFIG, 0)
         assert action == expected
         assert reason.endswith("feedback, and lost feedback may have negative rewards") == (action == "wait")
 
@@ -512,23 +517,25 @@ def raised_share(shares: tuple[float, float], lost: float, seed: int = 0) -> Out
     reward = 1 + 0.2 * is_a + rng.normal(0, 0.3, len(user))
     length, epsilon = np.full(len(user), 5, np.int32), np.full(len(user), 0.1)
     columns = ((~is_a).astype(np.int32), user.astype(np.int32), began, reward, length, epsilon, np.abs(reward))
-    return Outcomes(("a", "b"), tuple(map(str, range(users))), *(column[came] for column in columns), least=0.0, most=4.0)
+    return Outcomes(
+        ("a", "b"), tuple(map(str, range(users))), *(column[came] for column in columns), min_reward=0.0, max_reward=4.0
+    )
 
 
 @pytest.mark.parametrize("shares", [(0.1, 0.5), (0.05, 0.9), (0.5, 0.1)])
 def test_sessions_per_user_are_compared_since_the_share_was_changed(shares: tuple[float, float]) -> None:
     """Of all users who met one version alone, those of b in the range that a was given later did not come back."""
     lost, kept = (compare_versions(raised_share(shares, lost), "a", "b") for lost in (0.4, 0.0))
-    assert 990 <= lost.settled <= 1010
-    assert lost.visits.high < 0
+    assert 990 <= lost.assignment_fixed_since <= 1010
+    assert lost.visits.ci_high < 0
     assert judge_canary(lost, CONFIG, 0)[0] == "wait"
-    assert kept.visits.low < 0 < kept.visits.high
+    assert kept.visits.ci_low < 0 < kept.visits.ci_high
     assert judge_canary(kept, CONFIG, 0)[0] == "promote"
-    action, reason = judge_canary(kept, replace(CONFIG, shortest=7200.0), 9e4, served=3600.0)
+    action, reason = judge_canary(kept, replace(CONFIG, min_seconds=7200.0), 9e4, served=3600.0)
     assert action == "wait"
     assert "promoted after 1.0 hours more of usual traffic, since users met both versions as the share was changed" in reason
     constant = compare_versions(raised_share((0.3, 0.3), 0.0), "a", "b")
-    assert constant.settled == constant.began
+    assert constant.assignment_fixed_since == constant.began
 
 
 def test_a_canary_on_machines_that_explore_less_is_not_promoted() -> None:
@@ -548,7 +555,7 @@ def test_few_rewards_that_came_late_may_be_most_of_the_reward() -> None:
     better = compare_versions(outcomes_of(1500, BETTER), "a", "b")
     n_late = 10  # below 1% of the sessions
     for reward, action in ((1.0, "promote"), (100.0, "wait")):
-        ignored = Ignored(apart={"b": Apart(late=n_late, reward=n_late * reward)})
+        ignored = Ignored(partial_visits={"b": PartialVisits(late=n_late, reward=n_late * reward)})
         found, reason = judge_canary(better, CONFIG, 0, ignored)
         assert found == action
         assert ("not promoted, since 10 decisions have rewards that came after the end" in reason) == (action == "wait")
@@ -559,16 +566,18 @@ def test_what_either_version_hides_is_a_share_of_its_own_sessions_and_reward() -
     better = compare_versions(outcomes_of(1500, BETTER), "a", "b")
     most = {side.version: (int(0.01 * side.sessions), 0.03 * side.size) for side in (better.a, better.b)}
     assert 3 <= most["a"][0] < most["b"][0] < 0.01 * 1500
-    for apart, action in (
-        ({name: Apart(headless=count, reward=reward) for name, (count, reward) in most.items()}, "promote"),
-        ({"a": Apart(headless=most["a"][0] + 1)}, "wait"),
-        ({"b": Apart(late=1, reward=1.01 * most["b"][1])}, "wait"),
-        ({"b": Apart(nameless=most["b"][0] + 1)}, "wait"),
-        ({"older": Apart(nameless=most["b"][0] + 1)}, "wait"),  # of neither: it counts for the live version
+    for partial, action in (
+        ({name: PartialVisits(missing_start=count, reward=reward) for name, (count, reward) in most.items()}, "promote"),
+        ({"a": PartialVisits(missing_start=most["a"][0] + 1)}, "wait"),
+        ({"b": PartialVisits(late=1, reward=1.01 * most["b"][1])}, "wait"),
+        ({"b": PartialVisits(unattributed=most["b"][0] + 1)}, "wait"),
+        ({"older": PartialVisits(unattributed=most["b"][0] + 1)}, "wait"),  # of neither: it counts for the live version
     ):
-        found, reason = judge_canary(better, CONFIG, 0, Ignored(apart=apart))
-        assert found == action, (apart, reason)
-    both = judge_canary(better, CONFIG, 0, Ignored(apart={name: Apart(headless=99, reward=5.0) for name in "ab"}))[1]
+        found, reason = judge_canary(better, CONFIG, 0, Ignored(partial_visits=partial))
+        assert found == action, (partial, reason)
+    both = judge_canary(
+        better, CONFIG, 0, Ignored(partial_visits={name: PartialVisits(missing_start=99, reward=5.0) for name in "ab"})
+    )[1]
     for side in (better.a, better.b):
         beside = (
             f"99 sessions have no beginning in the log, worth 5, beside {side.sessions:,} sessions of {side.version}, worth"
@@ -581,13 +590,13 @@ def test_late_rewards_are_charged_to_the_canary() -> None:
     outcomes = trial_outcomes(0, np.full(2000, 0.5), np.ones(2000), gain=0.08, users=1000)
     outcomes = replace(outcomes, reward=np.maximum(outcomes.reward, 0.0))
     for least, charged in ((0.0, "b"), (-0.5, "ab")):
-        better = compare_versions(replace(outcomes, least=least), "a", "b")
+        better = compare_versions(replace(outcomes, min_reward=least), "a", "b")
         spare = float(better.reward_difference.safe_lower(CONFIG.promote_alpha))
         assert 0 < spare < 0.02 * better.b.reward.mean
         for side in (better.a, better.b):
             for share, action in ((0.99, "promote"), (1.01, "wait" if side.version in charged else "promote")):
-                late = Apart(late=side.sessions // 10, reward=share * spare * side.sessions)
-                found, reason = judge_canary(better, CONFIG, 0, Ignored(apart={side.version: late}))
+                late = PartialVisits(late=side.sessions // 10, reward=share * spare * side.sessions)
+                found, reason = judge_canary(better, CONFIG, 0, Ignored(partial_visits={side.version: late}))
                 assert found == action
                 hint = f"; {share * spare:.3g} per session that came late or in parts of visits do not count"
                 assert reason.endswith(hint) == (action == "wait")
@@ -601,7 +610,9 @@ def test_rewards_of_both_signs_do_not_cancel_beside_late_ones() -> None:
     better = compare_versions(reader.outcomes(10**15), "a", "b")
     assert (better.a.size, better.b.size) == (2 * better.a.sessions, 2 * better.b.sessions)
     assert 0.03 * better.b.sessions * abs(better.b.reward.mean) < 10
-    assert judge_canary(better, CONFIG, 0, Ignored(apart={"b": Apart(late=10, reward=10.0)}))[0] == "promote"
+    assert (
+        judge_canary(better, CONFIG, 0, Ignored(partial_visits={"b": PartialVisits(late=10, reward=10.0)}))[0] == "promote"
+    )
 
 
 def test_rewards_that_do_not_vary_and_sessions_that_suffice_are_named() -> None:
@@ -655,6 +666,6 @@ def test_sessions_that_name_no_user_do_not_hide_a_change_of_the_share() -> None:
     order, ones = np.argsort(began, kind="stable"), np.ones(3200)
     names = tuple(f"u{number}" if number < 100 else f"anonymous:{number}" for number in range(3100))
     columns = (version[order], user[order], began[order], ones, ones.astype(np.int32), ones, ones)
-    comparison = compare_versions(Outcomes(("a", "b"), names, *columns, least=0.0, most=1.0), "a", "b")
-    assert comparison.settled >= 100 * SECOND
+    comparison = compare_versions(Outcomes(("a", "b"), names, *columns, min_reward=0.0, max_reward=1.0), "a", "b")
+    assert comparison.assignment_fixed_since >= 100 * SECOND
     assert comparison.earlier_visits is not None

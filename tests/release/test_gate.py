@@ -34,7 +34,7 @@ from mbcal.release.gate import (
     compare_by_simulator,
     interval_answer,
 )
-from mbcal.release.obstacles import settled_rows, why_unread
+from mbcal.release.obstacles import ended_rows, unlogged_inputs_problem
 from mbcal.release.update import update
 from mbcal.release.verdict_files import write_verdict
 from mbcal.types import SessionFields
@@ -45,7 +45,7 @@ from tests.support.toys import BEHAVIOURS, logged
 
 
 def test_a_candidate_that_chooses_alike_is_no_worse(weak: Registry, weak_model: Path, log: Path) -> None:
-    gate = replace(PUBLISHING, judges=0.9, level=0.5, tolerance=0.9)  # few users, in a world of rare prizes
+    gate = replace(PUBLISHING, judge_share=0.9, level=0.5, tolerance=0.9)  # few users, in a world of rare prizes
     verdict = update(weak, log, gate=gate, device="cpu", candidate=load(weak_model, "cpu"))
     assert (verdict.answer, verdict.action, weak.current()) == ("no worse", "published", "v000002"), verdict.checks
     assert "the candidate chooses as the live version does at all " in verdict.checks[0].detail
@@ -63,17 +63,17 @@ def test_a_candidate_that_reads_what_is_not_logged_is_not_published(
     domain = candidate.domain
     fields = SessionFields(context=Fields((Field("device", "category", vocabulary=("phone", "tv")),)))
     more: dict[str, Any] = {"history": domain.history + 3} if kind == "history" else {"fields": fields}
-    found = why_unread(replace(domain, **more), domain)
+    found = unlogged_inputs_problem(replace(domain, **more), domain)
     steps = f"{domain.history + 3} steps before a session, of which the live version logs {domain.history}"
     expected = {
         "history": f"the candidate reads {steps}",
         "fields": "the candidate reads context that the live version does not log (device)",
     }
     assert found == expected[kind]
-    assert why_unread(domain, replace(domain, **more)) == ""
+    assert unlogged_inputs_problem(domain, replace(domain, **more)) == ""
     if kind == "history":
         candidate._domain = replace(domain, **more)
-        gate = replace(PUBLISHING, judges=0.9, level=0.5, tolerance=0.9)
+        gate = replace(PUBLISHING, judge_share=0.9, level=0.5, tolerance=0.9)
         verdict = update(weak, log, gate=gate, device="cpu", candidate=candidate)
         assert (verdict.answer, verdict.action, weak.current()) == ("cannot tell", "canary", "v000001")
         assert verdict.reason == f"the log cannot tell: {found}"
@@ -106,7 +106,7 @@ def test_what_the_log_says_decides(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     let_the_log_say(answer, monkeypatch)
-    gate = GateConfig(sessions=100, no_worse=no_worse)
+    gate = GateConfig(min_sessions=100, no_worse=no_worse)
     verdict = update(weak, log, gate=gate, device="cpu", candidate=agent(30, epochs=1))
     assert (verdict.answer, verdict.action) == (answer, action)
     assert weak.current() == ("v000002" if action == "published" else "v000001")
@@ -154,10 +154,10 @@ def test_sessions_judge_up_to_the_first_that_may_go_on() -> None:
     joined = join_sessions(records, Catalog(("a", "b")), Behaviours(("skip", "click"), (0.0, 1.0)), horizon=3)
     began = {row: min(origin.time for origin in origins) // minute for row, origins in enumerate(joined.origins)}
     judging = np.flatnonzero([number % 2 == 0 for number in began.values()])
-    assert sorted(began[row] for row in settled_rows(joined, judging, 0.0).tolist()) == list(range(0, 20, 2))
-    assert sorted(began[row] for row in settled_rows(joined, judging, 0.05).tolist()) == list(range(0, 72, 2))
+    assert sorted(began[row] for row in ended_rows(joined, judging, 0.0).tolist()) == list(range(0, 20, 2))
+    assert sorted(began[row] for row in ended_rows(joined, judging, 0.05).tolist()) == list(range(0, 72, 2))
     recent = np.flatnonzero([number > 80 for number in began.values()])
-    assert np.array_equal(settled_rows(joined, recent, 0.01), recent)
+    assert np.array_equal(ended_rows(joined, recent, 0.01), recent)
 
 
 def test_verdicts_written_at_once_have_numbers_of_their_own(tmp_path: Path) -> None:
@@ -236,13 +236,13 @@ def test_along_its_own_log_the_live_version_has_the_logged_propensities(weak: Re
 def test_only_sessions_of_the_live_version_judge(weak: Registry, weak_model: Path, tmp_path: Path) -> None:
     served(weak, tmp_path / "log", 120)
     weak.publish(weak_model, activate=True)
-    gate = GateConfig(sessions=100, tolerance=0.9)
+    gate = GateConfig(min_sessions=100, tolerance=0.9)
     unjudged = update(weak, tmp_path / "log", gate=gate, device="cpu", candidate=load(weak_model, "cpu"))
     assert (unjudged.action, unjudged.checks) == ("refused", [])
     assert unjudged.reason.startswith("120 sessions are logged, 0 of users who judge are of the live version alone")
     served(weak, tmp_path / "log", 60, seed=1)
-    arguments: dict[str, Any] = {"device": "cpu", "candidate": load(weak_model, "cpu"), "replay": 1}
-    alone = update(weak, tmp_path / "log", gate=GateConfig(sessions=100), **arguments).counts
+    arguments: dict[str, Any] = {"device": "cpu", "candidate": load(weak_model, "cpu"), "versions": 1}
+    alone = update(weak, tmp_path / "log", gate=GateConfig(min_sessions=100), **arguments).counts
     assert alone is not None
     assert (alone.sessions, alone.orphans, alone.other_versions) == (60, 0, 2 * alone.feedback // 3)
     verdict = update(weak, tmp_path / "log", gate=gate, device="cpu", candidate=load(weak_model, "cpu"))
@@ -258,7 +258,7 @@ def test_the_simulator_has_a_say(weak: Registry, tmp_path: Path) -> None:
     fitted = Simulator(how, "cpu").fit(users[:1200])
     fitted.save(tmp_path / "without card")
     fitted.save(tmp_path / "sim", card=fitted.evaluate(users[1200:]))
-    gate = GateConfig(sessions=100, tolerance=0.05)
+    gate = GateConfig(min_sessions=100, tolerance=0.05)
     settings: dict[str, Any] = {"gate": gate, "device": "cpu"}
     bad, good = agent(20, seed=4, epochs=1), agent(600, epochs=15)  # the second as good as the live version
     for candidate, answers, action in (
@@ -303,7 +303,7 @@ def test_a_log_whose_weights_contradict_it_cannot_tell(weak: Registry, weak_mode
             if isinstance(record, Decision):
                 record = msgspec.structs.replace(record, propensities=[value / 2 for value in record.propensities])
             wrong.append(record)
-    gate = replace(PUBLISHING, judges=0.9, level=0.5, tolerance=0.9)
+    gate = replace(PUBLISHING, judge_share=0.9, level=0.5, tolerance=0.9)
     verdict = update(weak, tmp_path / "wrong", gate=gate, device="cpu", candidate=load(weak_model, "cpu"))
     assert (verdict.answer, verdict.action) == ("cannot tell", "canary")
     assert "instead of 1, so its numbers mean nothing" in verdict.checks[0].detail

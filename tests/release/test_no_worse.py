@@ -40,7 +40,7 @@ def run(*words: str) -> int:
 def test_by_default_it_is_the_canary(weak: Registry, weak_model: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     let_the_log_say("no worse", monkeypatch)
     assert GateConfig().no_worse == "canary"
-    verdict = update(weak, log, device="cpu", candidate=load(weak_model, "cpu"), sessions=100)
+    verdict = update(weak, log, device="cpu", candidate=load(weak_model, "cpu"), min_sessions=100)
     assert (verdict.answer, verdict.action, verdict.version) == ("no worse", "canary", "v000002")
     assert (weak.current(), weak.canary(), weak.previous_versions()) == ("v000001", "v000002", [])
 

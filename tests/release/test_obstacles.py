@@ -21,7 +21,7 @@ from mbcal.evaluation.ope.propensity import PolicyChoices
 from mbcal.registry.registry import Registry
 from mbcal.release.gate import Verdict
 from mbcal.release.heavy_users import capped_rows
-from mbcal.release.obstacles import why_in_parts, why_lost, why_unanswered
+from mbcal.release.obstacles import lost_records_problem, missing_feedback_problem, partial_visits_problem
 from mbcal.release.served_choices import ServedChoices, served_choices
 from mbcal.release.update import update
 from tests.support.landing import BEHAVIOURS, CATALOG, LIVE, MINUTE, PAGES, agent_for, visits, whole
@@ -77,13 +77,13 @@ def test_feedback_that_has_not_come_may_be_what_a_choice_costs(tmp_path: Path) -
 def test_lost_records_may_be_what_a_choice_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = list(visits(1000, whole, pages=1))
     assert judged(tmp_path / "whole", records).answer == "no worse"  # there are no later pages
-    monkeypatch.setattr("mbcal.release.log_evidence.why_lost", lambda _: "the log has lost records (7)")
+    monkeypatch.setattr("mbcal.release.log_evidence.lost_records_problem", lambda _: "the log has lost records (7)")
     verdict = judged(tmp_path / "lost", records)
     assert (verdict.answer, verdict.reason) == ("cannot tell", "the log cannot tell: the log has lost records (7)")
-    assert why_lost(JoinCounts(lost=["segment 3 is missing", "5 bytes are damaged"])) == (
+    assert lost_records_problem(JoinCounts(lost=["segment 3 is missing", "5 bytes are damaged"])) == (
         "the log has lost records (segment 3 is missing, 5 bytes are damaged)"
     )
-    assert why_lost(JoinCounts()) == ""
+    assert lost_records_problem(JoinCounts()) == ""
 
 
 def test_sessions_that_go_on_do_not_hold_up_the_others(tmp_path: Path) -> None:
@@ -185,7 +185,9 @@ def test_few_choices_without_feedback_hide_little(rewards: tuple[float, float], 
 
     def why(unanswered: int, late: int = 0) -> str:
         found = np.eye(1, 400, dtype=np.int64)[0] * late
-        return why_unanswered(ServedChoices([candidate, live], 0, {0: unanswered}, found, {}), sessions, epsilon, 0.02)
+        return missing_feedback_problem(
+            ServedChoices([candidate, live], 0, {0: unanswered}, found, {}), sessions, epsilon, 0.02
+        )
 
     assert why(int(allowed / most)) == ""
     assert f" gave no feedback on {int(allowed / most) + 1:,} choices, and so " in why(int(allowed / most) + 1)
@@ -220,7 +222,7 @@ def test_choices_without_feedback_count_where_versions_differ(tmp_path: Path) ->
         end = Decision("end", 9000 * MINUTE, "s9", "u9", 0, LIVE, 0.5, [], [], ["plain"], ["plain"], [1.0])
         records = [*records, end, Feedback("end", "plain", "skip", 9000 * MINUTE, "f")]
         joined = join_sessions(records, CATALOG, BEHAVIOURS, horizon=PAGES)
-        found = served_choices(versions, records, joined, np.arange(len(joined.sessions))).unanswered
+        found = served_choices(versions, records, joined, np.arange(len(joined.sessions))).missing_feedback
         return {joined.users[user]: count for user, count in found.items()}
 
     assert unanswered(records) == {}
@@ -245,7 +247,7 @@ def test_late_feedback_may_depend_on_a_later_session(tmp_path: Path) -> None:
         records: list[Record] = [first, second, Feedback("d1", "plain", "click", answered * MINUTE, "f1")]
         records.append(Feedback("d2", "good", "click", 101 * MINUTE, "f2"))
         joined = join_sessions(records, CATALOG, BEHAVIOURS, horizon=PAGES)
-        return served_choices(versions, records, joined, np.arange(len(joined.sessions))).late.sum()
+        return served_choices(versions, records, joined, np.arange(len(joined.sessions))).late_feedback.sum()
 
     assert late(2, ["good", "bait"]) == 0
     assert late(200, ["good", "bait"]) == 1
@@ -265,17 +267,23 @@ def test_limits_are_shares_of_what_was_earned_in_all() -> None:
     joined = join_sessions(records, CATALOG, Behaviours(("skip", "click"), (-1.0, 1.0)), horizon=PAGES)
     judging = np.flatnonzero([name.endswith("-0") for name in joined.session_names])
     assert joined.sessions[judging].rewards.sum() == 10
-    assert why_in_parts(joined, judging, 0.01).startswith("during or after 5 of 1,000 judging sessions their users began")
-    assert why_in_parts(joined, judging, 0.6) == ""
-    assert why_in_parts(joined, judging, 0.6, largest_weight=2.0) != ""  # the candidate may lead there twice as often
+    assert partial_visits_problem(joined, judging, 0.01).startswith(
+        "during or after 5 of 1,000 judging sessions their users began"
+    )
+    assert partial_visits_problem(joined, judging, 0.6) == ""
+    assert (
+        partial_visits_problem(joined, judging, 0.6, largest_weight=2.0) != ""
+    )  # the candidate may lead there twice as often
     joined = join_sessions(records, CATALOG, BEHAVIOURS, horizon=PAGES)
-    assert why_in_parts(joined, judging, 0.02, largest_weight=9.0) == ""  # what is lost is no more than what was earned
+    assert (
+        partial_visits_problem(joined, judging, 0.02, largest_weight=9.0) == ""
+    )  # what is lost is no more than what was earned
 
 
 def test_limits_shrink_with_exploration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the choices of these visits are random, so that half of every difference shows."""
     limits: list[float] = []
-    monkeypatch.setattr("mbcal.release.log_evidence.why_unanswered", lambda *given: limits.append(given[-1]) or "")
+    monkeypatch.setattr("mbcal.release.log_evidence.missing_feedback_problem", lambda *given: limits.append(given[-1]) or "")
     judged(tmp_path, list(visits(1000, whole)))
     assert limits == [pytest.approx(0.01 * 0.5)]
 

@@ -16,7 +16,7 @@ from mbcal.decision_log.follow import LogFollower
 from mbcal.decision_log.reader import read_logs
 from mbcal.errors import OptionError
 from mbcal.release.counted_ids import CountedDecisions, CountedIds
-from mbcal.release.ignored import Apart, Ignored
+from mbcal.release.ignored import Ignored, PartialVisits
 from mbcal.release.outcomes import OutcomeReader, Outcomes, SessionRule
 from tests.support.decision_records import decision
 from tests.support.trials import SECOND, session_records
@@ -48,10 +48,14 @@ def rows(outcomes: Outcomes) -> list[tuple[str, str, float, int]]:
 def test_one_long_session_does_not_change_what_others_may_earn() -> None:
     short = [record for number in range(200) for record in session_records(f"s{number}", "v1", ["click", "skip"])]
     found = outcomes_of([*short, *session_records("bot", "v1", ["skip"] * 50)])
-    assert (found.length.max(), found.least, found.most) == (50, 0.0, 3 * 3.0)  # the horizon times the largest reward
-    assert outcomes_of([*short, *session_records("keen", "v1", ["like"] * 50)]).most == 3 * 3.0
+    assert (found.length.max(), found.min_reward, found.max_reward) == (
+        50,
+        0.0,
+        3 * 3.0,
+    )  # the horizon times the largest reward
+    assert outcomes_of([*short, *session_records("keen", "v1", ["like"] * 50)]).max_reward == 3 * 3.0
     long = [record for number in range(5) for record in session_records(f"l{number}", "v1", ["skip"] * 50)]
-    assert outcomes_of([*short, *long]).most == 50 * 3.0  # more than 1% of sessions
+    assert outcomes_of([*short, *long]).max_reward == 50 * 3.0  # more than 1% of sessions
 
 
 def test_rewards_and_lengths_of_sessions() -> None:
@@ -199,7 +203,7 @@ def test_a_reward_after_a_terminal_behaviour_is_late_whenever_it_is_read() -> No
                     reader.add(record)
             found = reader.outcomes(look)
         assert rows(found) == [("ann", found.versions[0], 0.0, 1)]
-        assert reader.ignored.apart == {found.versions[0]: Apart(late=1, reward=3.0)}
+        assert reader.ignored.partial_visits == {found.versions[0]: PartialVisits(late=1, reward=3.0)}
 
 
 def test_steps_that_other_workers_logged_count(tmp_path: Path) -> None:
@@ -320,15 +324,15 @@ def test_a_long_session_counts_in_parts() -> None:
 
 
 def test_sessions_without_a_beginning_do_not_count_and_are_counted() -> None:
-    headless, begun = session_records("s1", "v1", ["like"] * 3), session_records("s2", "v1", ["like"] * 3)
+    missing_start, begun = session_records("s1", "v1", ["like"] * 3), session_records("s2", "v1", ["like"] * 3)
     reader = OutcomeReader(REWARDS, RULE)
-    for record in [*list(headless)[2:], *begun]:
+    for record in [*list(missing_start)[2:], *begun]:
         reader.add(record)
     paused = decision(9, id="paused", session="s2", user="user of s2", step=3, time=100 * SECOND)
     reader.add(paused)
     reader.add(Feedback("paused", "a", "click", 101 * SECOND, "f"))
     assert rows(reader.outcomes(10**12)) == [("user of s2", "v1", 9.0, 3), ("user of s2", "v1", 1.0, 1)]
-    assert reader.ignored == Ignored(apart={"v1": Apart(headless=1, reward=6.0)})
+    assert reader.ignored == Ignored(partial_visits={"v1": PartialVisits(missing_start=1, reward=6.0)})
     assert str(reader.ignored).endswith("1 sessions without a beginning")
     late = OutcomeReader(REWARDS, RULE, since=2 * SECOND)  # the session was going on when the trial began
     for record in session_records("s1", "v1", ["like"] * 3):
@@ -351,8 +355,8 @@ def test_rewards_that_come_after_their_session_are_counted_as_late() -> None:
         for record in late:
             in_turn.add(record)
         in_turn.outcomes(10**12)
-    assert at_once.ignored == Ignored(apart={"v1": Apart(late=1, reward=3.0)})
-    assert in_turn.ignored == Ignored(apart={"v1": Apart(late=1, reward=3.0)})
+    assert at_once.ignored == Ignored(partial_visits={"v1": PartialVisits(late=1, reward=3.0)})
+    assert in_turn.ignored == Ignored(partial_visits={"v1": PartialVisits(late=1, reward=3.0)})
 
 
 @settings(max_examples=100, deadline=None)
@@ -369,7 +373,7 @@ def test_what_is_late_does_not_depend_on_when_it_is_read(records: list[Record], 
             in_turn.add(noise.choice(records[: number + 1]))
     at_once.outcomes(10**12)
     in_turn.outcomes(10**12)
-    assert in_turn.ignored.apart == at_once.ignored.apart
+    assert in_turn.ignored.partial_visits == at_once.ignored.partial_visits
 
 
 def test_only_new_feedback_on_shown_items_is_late() -> None:
@@ -387,7 +391,7 @@ def test_only_new_feedback_on_shown_items_is_late() -> None:
         reader.add(Feedback("d", "a", "like", 3 * SECOND, "slow"))  # from a log that was away at the last look
         reader.add(Feedback("d", "b", "skip", 300 * SECOND, "no reward"))
         reader.add(Feedback("d", "b", "like", 400 * SECOND, "second"))  # as in a session, the first counts
-    assert reader.ignored == Ignored(not_shown=50, apart={"v1": Apart(late=1, reward=3.0)})
+    assert reader.ignored == Ignored(not_shown=50, partial_visits={"v1": PartialVisits(late=1, reward=3.0)})
 
 
 def test_an_app_that_sends_a_list_late_counts_as_one_decision() -> None:
@@ -402,7 +406,7 @@ def test_an_app_that_sends_a_list_late_counts_as_one_decision() -> None:
         assert len(reader.outcomes(50 * SECOND)) == 1
         for record in clicks[n_with_it:]:
             reader.add(record)
-        assert reader.ignored == Ignored(apart={"v1": Apart(late=1, reward=25.0)})
+        assert reader.ignored == Ignored(partial_visits={"v1": PartialVisits(late=1, reward=25.0)})
 
 
 def test_feedback_on_decisions_from_before_the_trial_is_not_late() -> None:
@@ -429,20 +433,24 @@ def test_what_counted_decisions_had_shown_takes_bounded_memory(monkeypatch: pyte
 
 
 def test_rewards_of_nameless_decisions_are_counted_once() -> None:
-    nameless = decision(1, id="d", session="", user="", items=["a", "b"], time=SECOND)
+    unattributed = decision(1, id="d", session="", user="", items=["a", "b"], time=SECOND)
     feedback = [Feedback("d", item, "like", 2 * SECOND, f"f{item}") for item in "ab"]
-    for records in ([nameless, *feedback, *feedback], [*feedback, nameless, *feedback], [nameless, *feedback, nameless]):
+    for records in (
+        [unattributed, *feedback, *feedback],
+        [*feedback, unattributed, *feedback],
+        [unattributed, *feedback, unattributed],
+    ):
         reader = OutcomeReader(REWARDS, RULE)
         for record in records:
             reader.add(record)
-        assert reader.ignored == Ignored(apart={"v1": Apart(nameless=1, reward=6.0)})
+        assert reader.ignored == Ignored(partial_visits={"v1": PartialVisits(unattributed=1, reward=6.0)})
 
 
 def test_what_is_apart_counts_for_its_version() -> None:
     """That of the session's first decision, also for rewards that are read when the session was counted."""
     reader = OutcomeReader(REWARDS, RULE)
     for record in [
-        *list(session_records("headless", "v2", ["like"] * 2))[2:],
+        *list(session_records("missing_start", "v2", ["like"] * 2))[2:],
         *session_records("mixed", "v1", ["click"]),
         decision(1, id="d", session="mixed", user="user of mixed", step=1, time=2 * SECOND, version="v2", items=["a", "b"]),
         decision(2, id="n", session="", user="", time=SECOND, version="v1", items=["a", "b"]),
@@ -455,11 +463,13 @@ def test_what_is_apart_counts_for_its_version() -> None:
     assert rows(reader.outcomes(100 * SECOND))[0] == ("user of mixed", "v1", 1.0, 1)
     reader.add(Feedback("n", "b", "click", 101 * SECOND, "f2"))
     reader.add(Feedback("d", "b", "like", 101 * SECOND, "f3"))
-    assert reader.ignored.apart == {
-        "v1": Apart(nameless=1, late=1, reward=3.0 + 1.0 + 3.0),
-        "v2": Apart(headless=1, unlinked=1, reward=3.0),  # there are fewer sessions without a user than without a session
+    assert reader.ignored.partial_visits == {
+        "v1": PartialVisits(unattributed=1, late=1, reward=3.0 + 1.0 + 3.0),
+        "v2": PartialVisits(
+            missing_start=1, unmatched=1, reward=3.0
+        ),  # there are fewer sessions without a user than without a session
     }
-    assert reader.ignored.total() == Apart(nameless=1, late=1, headless=1, unlinked=1, reward=10.0)
+    assert reader.ignored.total() == PartialVisits(unattributed=1, late=1, missing_start=1, unmatched=1, reward=10.0)
 
 
 def test_clocks_of_servers_may_differ() -> None:
@@ -515,4 +525,4 @@ def test_a_session_that_goes_on_after_a_login_has_one_beginning(users: tuple[str
     for record in [*pages, *feedback, *session_records("s2", "v1", ["click"], user="ann", began=90 * SECOND)]:
         reader.add(record)
     assert rows(reader.outcomes(10**12)) == [(counted, "v1", 3.0, 1), ("ann", "v1", 1.0, 1)]
-    assert reader.ignored.apart == {"v1": Apart(headless=1, reward=3.0)}
+    assert reader.ignored.partial_visits == {"v1": PartialVisits(missing_start=1, reward=3.0)}

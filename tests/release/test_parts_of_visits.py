@@ -14,8 +14,8 @@ from mbcal.decision_log.join import join_sessions
 from mbcal.registry.registry import Registry
 from mbcal.release.canary import CanaryWatcher, Look
 from mbcal.release.judge import CanaryConfig
-from mbcal.release.obstacles import why_in_parts
-from mbcal.release.other_versions import why_elsewhere
+from mbcal.release.obstacles import partial_visits_problem
+from mbcal.release.other_versions import other_version_problem
 from mbcal.release.update import update
 from tests.support.landing import (
     BEHAVIOURS,
@@ -46,7 +46,7 @@ def in_trial(registry: Registry, folder: Path, records: list[Record]) -> Look:
     registry.start_canary(registry.publish(agent_for("bait"), activate=False))
     began = registry.pointer().canary_began
     write_quickly(folder / "log", (msgspec.structs.replace(record, time=record.time + began) for record in records))
-    config = CanaryConfig(promote_after=50, longest=1e9)
+    config = CanaryConfig(promote_after=50, max_seconds=1e9)
     look = CanaryWatcher(registry, [folder / "log"], config, clock=lambda: began / 1e6 + 1e8).look()
     assert look is not None
     return look
@@ -106,10 +106,10 @@ def test_few_parts_that_hold_much_of_the_reward_count(user: str, session: str, w
             ]
     joined = join_sessions(records, CATALOG, behaviours, horizon=PAGES, history=PAGES)
     judging = np.flatnonzero([name.count("-") == 0 for name in joined.session_names])
-    found = why_in_parts(joined, judging, 0.01)
+    found = partial_visits_problem(joined, judging, 0.01)
     if session and user:  # what follows sessions of users who do not judge is not missed
         names = [joined.users[number] for number in joined.sessions.user[judging]]
-        assert why_in_parts(joined, judging[~np.isin(names, ["u1", "u2", "u3", "u4"])], 0.01) == ""
+        assert partial_visits_problem(joined, judging[~np.isin(names, ["u1", "u2", "u3", "u4"])], 0.01) == ""
     assert found.startswith(why if behaviour == "buy" else "")
     assert bool(found) == bool(why and behaviour == "buy")
 
@@ -151,7 +151,7 @@ def test_what_another_version_decides_soon_after_feedback_is_a_part(minutes: int
         Decision("e", end + minutes * MINUTE, "t", "u", 0, "w000009", 0.5, [], [], ["plain"], ["plain"], [1.0], True),
     ]
     joined = join_sessions(records, CATALOG, BEHAVIOURS, horizon=PAGES, history=PAGES, versions={LIVE})
-    found = why_elsewhere(records, LIVE, joined, {"u"}, np.arange(1), 0.01)
+    found = other_version_problem(records, LIVE, joined, {"u"}, np.arange(1), 0.01)
     assert ("in or within 30 minutes of 1 of 1 judging sessions another version decided" in found) == is_part
 
 
@@ -221,5 +221,5 @@ def test_a_trial_counts_what_comes_after_the_horizon(tmp_path: Path) -> None:
     look = in_trial(Registry(tmp_path / "registry"), tmp_path, records)
     assert look.comparison is not None
     assert look.comparison.a.length.mean == pytest.approx(3 * PAGES)
-    assert look.comparison.most == 3 * PAGES  # a session of that length may earn so much
+    assert look.comparison.max_reward == 3 * PAGES  # a session of that length may earn so much
     assert (look.action, look.reason[:12]) == ("withdraw", "earns less: ")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mbcal import Behaviours
 from mbcal.decision_log import Decision, Feedback, Joined, Record
 from mbcal.decision_log.join import join_sessions
-from mbcal.release.obstacles import longest_pause, settled_rows, why_in_parts
+from mbcal.release.obstacles import ended_rows, longest_pause, partial_visits_problem
 from tests.release.test_obstacles import judged
 from tests.support.landing import BEHAVIOURS, CATALOG, LIVE, MINUTE, visits, whole
 
@@ -84,11 +84,11 @@ def test_sessions_are_waited_for_as_long_as_others_pause() -> None:
     joined = paused([[minute, *([minute + 180] if minute <= 420 else [])] for minute in range(0, 601, 10)])
     judging, early = np.arange(len(joined.sessions)), np.flatnonzero([row[0].time <= 420 * MINUTE for row in joined.origins])
     assert longest_pause(joined, judging, 0.0) == 180 * MINUTE
-    settled = settled_rows(joined, judging, 0.0)
-    assert set(settled) < set(early)
-    assert len(settled) == 25  # all that came back three hours before the end
-    assert why_in_parts(joined, settled, 0.0) == ""
-    assert why_in_parts(joined, judging, 0.0) == (
+    ended = ended_rows(joined, judging, 0.0)
+    assert set(ended) < set(early)
+    assert len(ended) == 25  # all that came back three hours before the end
+    assert partial_visits_problem(joined, ended, 0.0) == ""
+    assert partial_visits_problem(joined, judging, 0.0) == (
         f"{len(judging) - 25} of {len(judging)} judging sessions may still be going on, as others do after 180 minutes: "
         "update later"
     )

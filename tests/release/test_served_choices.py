@@ -15,13 +15,13 @@ import pytest
 from mbcal import AgentConfig, Behaviours, Catalog, GRU4Rec, NetConfig, TrainingConfig
 from mbcal.agents.base import Agent
 from mbcal.decision_log.join import join_sessions
-from mbcal.decision_log.joined import Joined, StepOrigin, came_before_answer
+from mbcal.decision_log.joined import Joined, StepOrigin, served_before_feedback
 from mbcal.decision_log.records import SKEW, Decision, Feedback, Record
 from mbcal.errors import LogError
 from mbcal.evaluation.ope.propensity import policy_choices
 from mbcal.registry.registry import Registry
 from mbcal.registry.version import Version
-from mbcal.release.served_choices import _LatestAnswers, _n_late, served_choices
+from mbcal.release.served_choices import _late_feedback, _LatestAnswers, served_choices
 from mbcal.release.update import update
 from mbcal.serving.ranker import Ranker
 from tests.support.batches import sessions
@@ -107,7 +107,7 @@ def test_the_further_estimates_are_of_what_would_be_served(tmp_path: Path) -> No
         for record in served_log(version)
     )
     write_quickly(tmp_path / "log", records)
-    verdict = update(registry, tmp_path / "log", candidate=agent, device="cpu", sessions=10, judges=0.5)
+    verdict = update(registry, tmp_path / "log", candidate=agent, device="cpu", min_sessions=10, judge_share=0.5)
     found = {(one.of, one.name): one for one in verdict.estimates}
     for of in ("policy", "baseline"):
         assert (found[of, "ips"].weight, found[of, "ips"].ess) == (pytest.approx(1), pytest.approx(found[of, "ips"].n))
@@ -136,7 +136,7 @@ def test_feedback_that_comes_in_the_next_window_may_depend_on_it(tmp_path: Path)
             records.append(Decision(name, time, "s", "u", known * number, "v1", 0.0, [], [], names, [item], [1.0]))
             records.append(Feedback(name, item, "click", time + 1 if number else late, f"f{number}"))
         joined = join_sessions(records, domain.catalog, domain.behaviours, horizon=1, history=domain.history)
-        assert served_choices(versions, records, joined, np.arange(2)).unjudged == expected
+        assert served_choices(versions, records, joined, np.arange(2)).n_unweighted_differences == expected
 
 
 def test_whether_windows_are_linked_is_found_without_comparing_all_steps() -> None:
@@ -150,7 +150,7 @@ def test_whether_windows_are_linked_is_found_without_comparing_all_steps() -> No
         ]
         answers = _LatestAnswers()
         for number, step in enumerate(steps):
-            assert answers.any_after(step) == any(came_before_answer(step, other) for other in steps[:number])
+            assert answers.any_after(step) == any(served_before_feedback(step, other) for other in steps[:number])
             answers.add([step])
     begin = time.perf_counter()
     long = _LatestAnswers()
@@ -172,7 +172,7 @@ def test_late_feedback_is_found_without_comparing_all_sessions() -> None:
             records.append(Feedback(f"d{number}", "i1", "click", begin + delay, f"f{number}"))
         joined = join_sessions(records, Catalog(("i1",)), Behaviours(LABELS, (0.0, 1.0, 3.0)), horizon=1)
         order = [int(origins[0].decision[1:]) for origins in joined.origins]
-        late = _n_late(joined, np.arange(len(order)), np.asarray(differs)[order])
+        late = _late_feedback(joined, np.arange(len(order)), np.asarray(differs)[order])
         return [int(late[order.index(number)]) for number in range(len(order))]
 
     for _ in range(100):
@@ -192,7 +192,7 @@ def test_late_feedback_is_found_without_comparing_all_sessions() -> None:
     users_of = SimpleNamespace(user=np.zeros(count, np.int64))
     endless = SimpleNamespace(origins=origins, session_names=("visit",) * count, sessions=users_of)
     begin = time.perf_counter()
-    assert not _n_late(cast(Joined, endless), np.arange(count), np.ones(count, np.bool_)).any()
+    assert not _late_feedback(cast(Joined, endless), np.arange(count), np.ones(count, np.bool_)).any()
     assert time.perf_counter() - begin < 3  # half a minute, if each were compared with all
 
 
@@ -225,7 +225,7 @@ def test_choices_whose_effect_the_log_does_not_show_are_counted(tmp_path: Path) 
     def unjudged(feedback: list[Feedback], horizon: int) -> int:
         joined = join_sessions([*decisions, *feedback], domain.catalog, domain.behaviours, horizon=horizon)
         found = served_choices([candidate, live], [*decisions, *feedback], joined, np.arange(len(joined.sessions)))
-        return found.unjudged + sum(found.unseen.values())
+        return found.n_unweighted_differences + sum(found.hidden_differences.values())
 
     assert unjudged(answers, horizon=3) == 0  # all is answered, and no session goes on
     assert unjudged(answers, horizon=2) > 0  # the third step of a session may depend on the first two

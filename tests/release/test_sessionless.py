@@ -11,7 +11,7 @@ from mbcal.decision_log.join import join_sessions
 from mbcal.decision_log.records import Decision, Record
 from mbcal.registry.registry import Registry
 from mbcal.release.canary import CanaryWatcher
-from mbcal.release.gate import UNJUDGED, Verdict
+from mbcal.release.gate import UNSHOWN, Verdict
 from mbcal.release.judge import UNSERVED
 from mbcal.release.outcomes import OutcomeReader, SessionRule
 from mbcal.release.update import update
@@ -46,7 +46,7 @@ def test_a_bait_is_not_published_where_requests_have_no_session(user: bool, show
     verdict = judged(tmp_path, "bait", user=user, shown=shown)
     assert (verdict.answer, verdict.action) == ("cannot tell", "canary")
     if not user:
-        assert verdict.checks[0].detail.endswith(UNJUDGED)
+        assert verdict.checks[0].detail.endswith(UNSHOWN)
         assert f"{600 * STEPS:,} decisions have neither session nor user, beside " in verdict.reason
 
 
@@ -60,7 +60,7 @@ def test_a_bait_is_not_published_where_every_request_has_a_session_of_its_own(tm
     write_quickly(tmp_path / "log", records)
     verdict = update(registry, tmp_path / "log", candidate=agent_for("bait"), device="cpu")
     assert verdict.counts is not None
-    assert verdict.counts.headless == 600 * (STEPS - 1)
+    assert verdict.counts.missing_start == 600 * (STEPS - 1)
     assert (verdict.answer, verdict.action) == ("cannot tell", "canary")
     assert f"; {600 * (STEPS - 1):,} sessions have no beginning, beside " in verdict.reason
 
@@ -68,7 +68,7 @@ def test_a_bait_is_not_published_where_every_request_has_a_session_of_its_own(tm
 def test_what_chooses_alike_is_judged_where_requests_have_no_names(tmp_path: Path) -> None:
     check = judged(tmp_path, "good", user=False).checks[0]
     assert "the candidate chooses as the live version does at all" in check.detail
-    assert UNJUDGED not in check.detail
+    assert UNSHOWN not in check.detail
 
 
 REWARDS = {"skip": 0.0, "click": 1.0}
@@ -86,7 +86,7 @@ def two_versions(users: int, **named: bool) -> list[Record]:
 
 
 def test_a_canary_is_compared_by_visits_of_users_without_a_session() -> None:
-    named, nameless = (OutcomeReader(REWARDS, SessionRule(horizon=STEPS)) for _ in range(2))
+    named, unattributed = (OutcomeReader(REWARDS, SessionRule(horizon=STEPS)) for _ in range(2))
     for record in two_versions(50):
         named.add(record)
     found = named.outcomes(10**15)
@@ -95,11 +95,11 @@ def test_a_canary_is_compared_by_visits_of_users_without_a_session() -> None:
     reward = [found.reward[found.version == number].mean() for number in range(2)]
     assert reward[0] > reward[1] + 0.2  # by decision, the bait would earn more at first
     for record in two_versions(50, user=False):
-        nameless.add(record)
-    assert len(nameless.outcomes(10**15)) == 0
-    assert nameless.ignored.total().nameless == 150 * STEPS
-    assert not nameless._early
-    assert "900 decisions with neither session nor user" in str(nameless.ignored)
+        unattributed.add(record)
+    assert len(unattributed.outcomes(10**15)) == 0
+    assert unattributed.ignored.total().unattributed == 150 * STEPS
+    assert not unattributed._early
+    assert "900 decisions with neither session nor user" in str(unattributed.ignored)
 
 
 def test_nothing_is_decided_by_requests_without_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,7 +111,7 @@ def test_nothing_is_decided_by_requests_without_names(tmp_path: Path, capsys: py
     write_quickly(tmp_path / "log", records)
     look = CanaryWatcher(registry, [tmp_path / "log"], clock=lambda: began / 1e6 + 3e5).look()
     assert look is not None
-    assert (look.action, look.comparison, look.ignored.total().nameless) == ("wait", None, 600 * STEPS)
+    assert (look.action, look.comparison, look.ignored.total().unattributed) == ("wait", None, 600 * STEPS)
     words = "not promoted, since 3,600 decisions have neither session nor user: send the same user, or the same session and"
     assert look.reason.startswith(f"{UNSERVED}; {words}")
     said = refused("compare-versions", "--registry", "registry", "--log", "log", cwd=tmp_path, capsys=capsys)

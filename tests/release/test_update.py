@@ -26,7 +26,7 @@ from mbcal.decision_log.records import Decision
 from mbcal.errors import ConflictError, InputError, OptionError
 from mbcal.evaluation.evaluator import evaluate
 from mbcal.registry.registry import Registry
-from mbcal.release.gate import Check, GateConfig, split_judges, why_undecided
+from mbcal.release.gate import Check, GateConfig, split_judges, undecided_reason
 from mbcal.release.update import update
 from mbcal.types import SessionTensors
 from tests.support.releases import DIFFERENCE, GATE, PUBLISHING, let_the_log_say, served
@@ -40,7 +40,7 @@ def test_the_logs_of_several_servers_are_one(weak: Registry, tmp_path: Path) -> 
         served(weak, tmp_path / name, 30)
     served(weak, tmp_path / "log", 20, seed=1)
     served(weak, tmp_path / "there", 20, seed=1)
-    few = {"gate": GateConfig(sessions=1000), "device": "cpu"}
+    few = {"gate": GateConfig(min_sessions=1000), "device": "cpu"}
     whole = update(weak, tmp_path / "log", **few)
     apart = update(weak, [tmp_path / "there", tmp_path / "here"], **few)
     assert apart.reason == whole.reason
@@ -57,7 +57,7 @@ def test_what_is_better_becomes_the_canary_and_earns_more(weak: Registry, tmp_pa
     assert verdict.difference is not None
     assert verdict.difference.low < 0 < verdict.difference.high
     assert verdict.reason == "the log cannot tell: 120 of 120 judging sessions may still be going on: update later"
-    why = why_undecided(verdict.difference, GATE.tolerance)  # in half an hour
+    why = undecided_reason(verdict.difference, GATE.tolerance)  # in half an hour
     assert why.startswith("the log cannot tell; to see a difference of 1%, 5% or 10% takes about a billion")
     assert " judging sessions of such a log, or about " in why
     assert verdict.void is not None
@@ -101,9 +101,9 @@ def test_only_the_newest_decisions_are_read(weak: Registry, weak_model: Path, lo
     times = sorted(record.time for record in records if isinstance(record, Decision))
     assert len(times) == 900
     write_quickly(tmp_path / "newest", (record for record in records if record.time >= times[300]))
-    expected = update(weak, tmp_path / "newest", candidate=load(weak_model, "cpu"), device="cpu", sessions=50)
+    expected = update(weak, tmp_path / "newest", candidate=load(weak_model, "cpu"), device="cpu", min_sessions=50)
     weak.withdraw_canary()
-    verdict = update(weak, log, candidate=load(weak_model, "cpu"), device="cpu", sessions=50, decisions=600)
+    verdict = update(weak, log, candidate=load(weak_model, "cpu"), device="cpu", min_sessions=50, decisions=600)
     assert verdict.counts is not None
     assert (verdict.counts.decisions, verdict.counts.steps, verdict.counts.since) == (600, 600, times[300])
     assert verdict.difference == expected.difference
@@ -194,8 +194,8 @@ def test_who_teaches_does_not_judge_and_replay_reaches_back(
     let_the_log_say("worse", monkeypatch)
     monkeypatch.setattr("mbcal.release.log_evidence.compare_by_log", judged)
     monkeypatch.setattr(Agent, "fit", taught)
-    for replay, users in ((1, 50), (2, 110)):
-        verdict = update(weak, tmp_path / "log", replay=replay, gate=GateConfig(sessions=10), device="cpu")
+    for versions, users in ((1, 50), (2, 110)):
+        verdict = update(weak, tmp_path / "log", versions=versions, gate=GateConfig(min_sessions=10), device="cpu")
         assert verdict.counts is not None
         assert verdict.counts.sessions == users
         assert not seen["teach"] & seen["judge"]
@@ -227,7 +227,7 @@ def test_who_judges_once_never_teaches(weak: Registry, tmp_path: Path, monkeypat
     monkeypatch.setattr(Agent, "fit", taught)
     for number in range(3):
         served(weak, tmp_path / "log", 40, seed=number)
-        update(weak, tmp_path / "log", gate=GateConfig(sessions=10), seed=number, device="cpu")
+        update(weak, tmp_path / "log", gate=GateConfig(min_sessions=10), seed=number, device="cpu")
     assert len(names["teach"] | names["judge"]) == 120
     assert not names["teach"] & names["judge"]
 
@@ -243,7 +243,7 @@ def test_dqn_learns_from_the_logged_candidates_of_every_step(
     domain = load(registry.open().path, "cpu").domain
     joined = join_sessions(read_log(tmp_path / "log"), domain.catalog, domain.behaviours, horizon=6, history=0)
     sessions = joined.sessions
-    teaching, _ = split_judges(joined.users, sessions.user, GATE.judges)
+    teaching, _ = split_judges(joined.users, sessions.user, GATE.judge_share)
     assert sessions.candidates is not None
     assert sessions.candidates.shape == (40, 6, 12)
     expected = {array.tobytes() for array in sessions.candidates[teaching].astype(np.int64)}
@@ -255,7 +255,7 @@ def test_dqn_learns_from_the_logged_candidates_of_every_step(
         return compute_label(self, batch)
 
     monkeypatch.setattr(DQN, "label", label)
-    gate = GateConfig(sessions=10)
+    gate = GateConfig(min_sessions=10)
     engine = ThreadedEngine(workers) if workers else None
     update(registry, tmp_path / "log", epochs=1, gate=gate, engine=engine, device="cpu")
     assert learned == expected

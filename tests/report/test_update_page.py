@@ -53,7 +53,7 @@ def test_it_says_when_which_method_how_sure_and_what_to_do(tmp_path: Path) -> No
     found = {cells[0]: cells[1:] for cells in rows(page) if len(cells) == 2}
     assert found["candidate"] == ["v000002 · mbcal"]
     assert found["choices that differ"] == [f"{DIFFERENCE.differing:,} of {DIFFERENCE.steps:,}"]
-    assert found["of these, shown by the log"] == [f"{DIFFERENCE.seen:,}"]
+    assert found["of these, shown by the log"] == [f"{DIFFERENCE.n_observed:,}"]
     assert found["reward in the log"] == [f"{DIFFERENCE.reward:.2f} per session"]
     assert "mbcal registry activate v000002 --registry ." in page
     assert 'href="../"' in page
@@ -93,7 +93,9 @@ def test_records_are_words_without_zeros_and_code(tmp_path: Path) -> None:
         "feedback on other versions": "254",
     }
     text = re.sub("<[^>]+>", " ", page.partition("<main>")[2])
-    assert not re.search(r"\b(ips|bca|policy|baseline|headless|nameless|unlinked|narrowed|orphans)\b|{}|\[\]", text)
+    assert not re.search(
+        r"\b(ips|bca|policy|baseline|missing_start|unattributed|unmatched|narrowed|orphans)\b|{}|\[\]", text
+    )
 
 
 def test_a_verdict_without_a_candidate_has_a_page(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A canary beside the live version: its share of sessions, sticky, with its own epsilon; and what happens if it fails."""
+"""A canary beside the live version: its share of users, sticky, with its own epsilon; and what happens if it fails."""
 
 from __future__ import annotations
 

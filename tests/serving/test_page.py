@@ -40,7 +40,7 @@ def address(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Ite
     canary = registry.publish(models[0], activate=False)
     registry.start_canary(canary)
     side = {"sessions": 40, "users": 30, "reward": {"mean": 2.5, "low": 2.0, "high": 3.0}, "length": {"mean": 4.0}}
-    gap = {"value": 0.5, "lower": -0.25, "upper": 1.25}
+    gap = {"value": 0.5, "anytime_low": -0.25, "anytime_high": 1.25}
     sentence = f"cannot tell yet {HOSTILE}"
     missing = {"sessions_missing": 1234.5, "for_difference": 0.05}
     sides = {"a": {**side, "version": canary}, "b": {**side, "version": "v000002"}}

@@ -124,7 +124,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(1000):
         traffic.decision("v1", f"s{number}", True, 5, 0, Clock.now)
         traffic.feedback(f"s{number}", f"d{number}", Clock.now, Clock.now, 1.0)
-    assert traffic.rewards.n_open == len(traffic._with_feedback) == 100
+    assert len(traffic.rewards._open) == len(traffic._with_feedback) == 100
     assert reward_points(traffic.rewards.slots)["v1"][0].sessions == 1000
 
 

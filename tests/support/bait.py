@@ -30,7 +30,7 @@ def visits(
         user: Whether they name their user.
         shown: Whether they say what was shown.
         first: The item that the version ranks first.
-        seed: Names all noise.
+        seed: Seed of all noise.
     """
     draw = np.random.default_rng(seed)
     for number in range(users):

@@ -13,7 +13,7 @@ import torch
 from mbcal import MBCAL, MBCALConfig, NetConfig, TrainingConfig
 from mbcal.agents import Agent
 from mbcal.decision_log.writer import DecisionLog
-from mbcal.evaluation.ope.difference import Difference
+from mbcal.evaluation.ope.difference import LogDifference
 from mbcal.registry.registry import Registry
 from mbcal.release.gate import Answer, Check, GateConfig
 from mbcal.serving.memory_state import MemoryStore
@@ -22,9 +22,9 @@ from mbcal.serving.service import Service
 from tests.support.toys import BEHAVIOURS, CATALOG, DelayedPrize, logged, starts
 
 EPSILON = 0.3
-GATE = GateConfig(sessions=100)
+GATE = GateConfig(min_sessions=100)
 PUBLISHING = replace(GATE, no_worse="publish")
-DIFFERENCE = Difference(
+DIFFERENCE = LogDifference(
     value=0.0,
     low=-1.0,
     high=1.0,
@@ -33,7 +33,7 @@ DIFFERENCE = Difference(
     sessions=40,
     users=40,
     differing=50,
-    seen=3,
+    n_observed=3,
     steps=240,
     weight_variance=500.0,
     counted=3.0,
@@ -42,7 +42,7 @@ DIFFERENCE = Difference(
     reward_variance=4.0,
     range=6.0,
     least_weight=0.9,
-    decided=1.0,
+    greedy_share=1.0,
     hidden=0.0,
 )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mbcal.agents.config import AgentConfig
-from mbcal.agents.cross_fitting import PolicyFit, Trial, cross_fit, last_better
+from mbcal.agents.cross_fitting import PolicyFit, Trial, choose_best, cross_fit
 from mbcal.agents.fit_context import FitContext
 from mbcal.config import from_dict, to_dict
 
@@ -71,7 +71,7 @@ def choose_advantage(context: FitContext, config: AgentConfig, fit_policies: Pol
     folds = cross_fit(context, config, "advantage", fit_policies, JUDGES)
     if not folds:
         return AdvantageChoice(CANDIDATES[0], 0, ())
-    best, trials = last_better(folds, LEVEL)
+    best, trials = choose_best(folds, LEVEL)
     named = (AdvantageTrial(**vars(trial), kind=kind) for trial, kind in zip(trials, CANDIDATES, strict=True))
     choice = AdvantageChoice(CANDIDATES[best], sum(len(fold.users) for fold in folds), tuple(named))
     if checkpoints and context.worker_slice.group.rank == 0:

@@ -18,7 +18,7 @@ class AgentConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     """How long and how fast to learn."""
     seed: int = 0
-    """Names initial weights, held-out users and all noise of training."""
+    """Seed of initial weights, held-out users and all noise of training."""
 
     def __post_init__(self) -> None:
         if self.net.cell != "gru":

@@ -66,7 +66,7 @@ class Trial:
     """Upper end."""
 
 
-def last_better(folds: Sequence[Fold], level: float) -> tuple[int, list[Trial]]:
+def choose_best(folds: Sequence[Fold], level: float) -> tuple[int, list[Trial]]:
     """Choose by rewards: in order, a candidate replaces the best before it if the interval of its gain lies above 0.
 
     So ties, and gains that may be chance, leave the earlier candidate.
@@ -81,14 +81,14 @@ def last_better(folds: Sequence[Fold], level: float) -> tuple[int, list[Trial]]:
     mean_rewards = np.mean([fold.rewards.mean((1, 2), dtype=np.float64) for fold in folds], 0)
     best, trials = 0, [Trial(float(mean_rewards[0]))]
     for number in range(1, len(mean_rewards)):
-        gain = judged_gain([(fold.rewards[number] - fold.rewards[best], fold.users) for fold in folds], level)
+        gain = mean_gain([(fold.rewards[number] - fold.rewards[best], fold.users) for fold in folds], level)
         trials.append(Trial(float(mean_rewards[number]), gain.mean, gain.low, gain.high))
         if gain.low > 0:
             best = number
     return best, trials
 
 
-def judged_gain(folds: Sequence[tuple[Floats, NDArray[Any]]], level: float) -> Mean:
+def mean_gain(folds: Sequence[tuple[Floats, NDArray[Any]]], level: float) -> Mean:
     """Return the mean gain over F folds, with an interval that covers chance in the served sessions and in the judges.
 
     The variance in a fold is that of the mean over sessions, clustered by user, plus the variance of the gain between
@@ -171,17 +171,17 @@ def _judge(
     return stacked.cpu().numpy()
 
 
-def has_outgrown(served: int, sessions: int) -> bool:
+def should_choose_again(n_last: int, n_now: int) -> bool:
     """Whether a choice should be made again for a log that has grown.
 
     Args:
-        served: Sessions of the last choice.
-        sessions: Sessions of the log.
+        n_last: Sessions of the last choice.
+        n_now: Sessions of the log.
 
     Returns:
         Whether about twice as many sessions can now take part.
     """
-    return min(sessions, MAX_SESSIONS) >= 1.75 * served
+    return min(n_now, MAX_SESSIONS) >= 1.75 * n_last
 
 
 def sample_users(users: NDArray[np.int32], seed: int, name: str) -> NDArray[np.int64]:
@@ -206,7 +206,7 @@ def resample_users(users: NDArray[np.int32], seed: int) -> NDArray[np.int64]:
 
     Args:
         users: (N,) the user of every session.
-        seed: Names the draw.
+        seed: Seed of the draw.
 
     Returns:
         Indices of the drawn users' sessions, in rising order; those of a user drawn twice occur twice.

@@ -47,7 +47,7 @@ class FitContext:
     config: TrainingConfig
     """Training settings of this fit."""
     seed: int
-    """Names the noise of this fit."""
+    """Seed of the noise of this fit."""
     is_first_fit: bool
     """Whether the agent has learned nothing before; later fits are warm starts."""
     progress: Progress
@@ -89,7 +89,6 @@ class FitContext:
                 imagined).
             base_loss: Held-out loss of the best constant prediction, if known; see `TrainingJob.base_loss`.
             max_loss: Loss per step above which the network has diverged; see `TrainingJob.max_loss`.
-
             stage: Name of this training, if the network is trained several times in one fit; by default that of the network.
 
         Raises:

@@ -12,8 +12,8 @@ model can answer the present policy. So, where that pays:
 3. the advantage model g learns the differences between the items of a state (`losses.branch_mse`);
 4. the policy becomes argmax r_1 + g, and 2 and 3 are repeated.
 
-g also learns by how much the mean of the E models expects another instant reward than the first model, which stands in the
-score: the ensemble costs nothing when items are ranked.
+Only the first model is used for ranking. g also learns by how much the mean of the E models expects another instant reward
+than that model, so the ensemble costs nothing when items are ranked.
 
 What is added to the instant reward, this advantage, MBCAL's or none, is chosen from data (`advantage_choice`) in the first
 fit, and again in growing rounds whenever the log has doubled. Derivation and measurements: docs/methods/mbcal-plan.md.
@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from mbcal.agents.advantage_choice import CANDIDATES, AdvantageKind, choose_advantage
 from mbcal.agents.base import Agent
 from mbcal.agents.config import AgentConfig
-from mbcal.agents.cross_fitting import has_outgrown
+from mbcal.agents.cross_fitting import should_choose_again
 from mbcal.agents.domain import Domain
 from mbcal.agents.fit_context import FitContext
 from mbcal.agents.mbcal import counterfactual_labels, noise_draws
@@ -115,12 +115,12 @@ class MBCALPlan(Agent):
 
     @property
     def _model_names(self) -> list[str]:
-        """Names of the environment models; the first stands in the score."""
+        """Names of the environment models; only the first is used for ranking."""
         return ["environment", *(f"environment-{number}" for number in range(2, self.config.models + 1))]
 
     def learn(self, context: FitContext) -> None:
         before = None if context.is_first_fit else self.fitted_scorer  # the weights may be shrunk, its tables are not
-        if self.config.advantage == "auto" or self._wants_another_advantage(context):
+        if self.config.advantage == "auto" or self._should_choose_again(context):
             choice = choose_advantage(context, self.config, self._fit_policies)
             self.config, self.choices["advantage"] = replace(self.config, advantage=choice.kind), choice.record()
         self._choose_draws(context, is_update=not context.is_first_fit)
@@ -132,11 +132,11 @@ class MBCALPlan(Agent):
         if is_update:
             self.choices["noise_draws"] = noise_draws(context.worker_slice.total)
 
-    def _wants_another_advantage(self, context: FitContext) -> bool:
+    def _should_choose_again(self, context: FitContext) -> bool:
         """Whether it was chosen from a log of at most half the size, and the labels may change their scale."""
         if "advantage" not in self.choices or context.config.shrink == 1:
             return False
-        return has_outgrown(self.choices["advantage"]["sessions"], context.worker_slice.total)
+        return should_choose_again(self.choices["advantage"]["sessions"], context.worker_slice.total)
 
     @property
     def _advantage(self) -> AdvantageKind:

@@ -87,8 +87,8 @@ def compare_versions_command(
 ) -> None:
     """Compare what two versions earn per session, by a decision log.
 
-    A session counts for the version of its first decision, once it is finished. Intervals are clustered by user. The one
-    'at this look' is right if you look once, at a time fixed in advance; the one 'at any look' however often you look.
+    A session counts for the version of its first decision, once it is finished. Intervals are clustered by user:
+    'CI (one look)' is right if you look once, at a time fixed in advance; 'anytime-valid' is right however often you look.
     """
     from mbcal.registry.registry import Registry
     from mbcal.release.comparison import compare_versions
@@ -145,8 +145,8 @@ def watch_options(config: CanaryConfig) -> list[str]:
     values = {
         "--promote-after": config.promote_after,
         "--withdraw-below": config.withdraw_below,
-        "--canary-max-days": config.longest / DAY,
-        "--canary-min-days": config.shortest / DAY,
+        "--canary-max-days": config.max_seconds / DAY,
+        "--canary-min-days": config.min_seconds / DAY,
         "--user-loss": config.user_loss,
         "--undecided": config.undecided,
         "--idle": config.sessions.idle,
@@ -210,8 +210,8 @@ def canary_config(
     return CanaryConfig(
         promote_after,
         withdraw_below,
-        shortest=least_days * DAY,
-        longest=days * DAY,
+        min_seconds=least_days * DAY,
+        max_seconds=days * DAY,
         undecided=undecided,
         user_loss=user_loss,
         sessions=_session_rule(idle),
@@ -248,10 +248,10 @@ def _read_outcomes(registry: Registry, logs: list[Path], idle: float) -> Outcome
     for record in read_logs(logs, lost):
         reader.add(record)
     print_lost(lost)
-    outcomes = reader.outcomes(now - int(rule.settling * 1e6))
+    outcomes = reader.outcomes(now - int(rule.logging_delay * 1e6))
     if reader.ignored:
         typer.echo(f"not counted: {reader.ignored}", err=True)
-    if not len(outcomes) and reader.ignored.total().nameless:
+    if not len(outcomes) and reader.ignored.total().unattributed:
         raise InputError("log: no session can be counted, since requests had neither session nor user; send a session")
     return outcomes
 
@@ -277,14 +277,16 @@ def _tables(comparison: VersionComparison) -> list[Table]:
     for side in (comparison.a, comparison.b):
         sides.add_row(side.version, f"{side.sessions:,}", f"{side.users:,}", str(side.reward), str(side.length))
     gaps = Table(box=None, pad_edge=False)
-    for number, column in enumerate(("difference", "", "share", "95% at this look", "95% at any look")):
+    for number, column in enumerate(("difference", "", "share", "95% CI (one look)", "95% anytime-valid")):
         gaps.add_column(column, justify="right" if number else "left")
     measured = [("reward", comparison.reward), ("steps", comparison.length)]
-    if comparison.visits.low > -float("inf"):
+    if comparison.visits.ci_low > -float("inf"):
         measured += [("sessions of a user", comparison.visits), ("reward of a user", comparison.user_reward)]
     for name, gap in measured:
         share = "–" if gap.share is None else f"{gap.share:+.1%}"
-        gaps.add_row(name, f"{gap.value:+.3f}", share, _range(gap.low, gap.high), _range(gap.lower, gap.upper))
+        gaps.add_row(
+            name, f"{gap.value:+.3f}", share, _range(gap.ci_low, gap.ci_high), _range(gap.anytime_low, gap.anytime_high)
+        )
     return [sides, gaps]
 
 

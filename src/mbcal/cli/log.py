@@ -154,7 +154,7 @@ def export_sessions(
     if teaching:
         from mbcal.release.gate import GateConfig, split_judges
 
-        rows, _ = split_judges(joined.users, joined.sessions.user, GateConfig.judges)
+        rows, _ = split_judges(joined.users, joined.sessions.user, GateConfig.judge_share)
     write_atomic(out, _to_parquet(joined, rows.tolist()))
     counts = asdict(joined.counts)
     unknown_behaviours = counts.pop("unknown_behaviours")

@@ -21,9 +21,9 @@ app = typer.Typer(
     "'mbcal registry publish MODEL --registry DIR' makes a model the next version, and the first one live. 'mbcal registry "
     "activate VERSION' makes another one live. "
     "'mbcal registry rollback --registry DIR' goes back to the version before. 'mbcal registry canary VERSION' tries one "
-    "on a share of sessions first. A version is never changed. A version that is damaged, "
-    "or ranks differently from its agent, never goes live. 'mbcal rank' and 'mbcal fit --from' accept "
-    "DIR/versions/NAME as a model.",
+    "on a share of users first (of sessions, where requests name no user). A version is never changed. "
+    "A version that is damaged, or ranks differently from its agent, never goes live. 'mbcal rank' and 'mbcal fit --from' "
+    "accept DIR/versions/NAME as a model.",
     no_args_is_help=True,
 )
 
@@ -148,10 +148,11 @@ def roll_back(folder: RegistryOption) -> None:
 
 @app.command("canary")
 def start_canary(version: VersionArgument, folder: RegistryOption) -> None:
-    """Verify a version and make it the canary: servers started with --canary give it that share of sessions.
+    """Verify a version and make it the canary: servers started with --canary give it that share of users.
 
-    It goes on until the canary is promoted or withdrawn, by a person or by the watcher that 'mbcal serve --canary' and
-    'mbcal loop' run. Making any version live by hand ends it, too.
+    Where requests name no user, it is that share of sessions. The trial goes on until the canary is promoted or withdrawn,
+    by a person or by the watcher that 'mbcal serve --canary' and 'mbcal loop' run. Making any version live by hand ends it,
+    too.
     """
     registry = existing_registry(folder)
     registry.start_canary(version)

@@ -190,7 +190,7 @@ def _update_config(
     from mbcal.release.gate import GateConfig
     from mbcal.release.update import UpdateConfig
 
-    gate = GateConfig(sessions=min_sessions, tolerance=tolerance, no_worse=no_worse)
+    gate = GateConfig(min_sessions=min_sessions, tolerance=tolerance, no_worse=no_worse)
     return UpdateConfig(replay, decisions, epochs, gate, seed)
 
 

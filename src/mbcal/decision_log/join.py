@@ -123,13 +123,13 @@ def join_sessions(
     starts = {key: min(time for _, time, _ in entries) for key, entries in sessions.items()}
     hashes = {user: stable_hash(user, 0, "user") for user, _ in sessions}
     newest = newest_time(np.asarray([decision.time for decision in decisions.values()], np.int64))
-    headless: set[tuple[str, str]] = set()
+    missing_start: set[tuple[str, str]] = set()
     for user, session in sorted(sessions, key=lambda key: (hashes[key[0]], key[0], starts[key], key[1])):
         entries = sorted(sessions[user, session])
         has_begun_anew = _has_begun_anew([decisions[decision_id] for _, _, decision_id in entries])
         has_other_part = user != anonymous(session) and (anonymous(session), session) in sessions  # before a login
         if decisions[entries[0][2]].step > 0 or has_begun_anew or has_other_part:
-            headless.add((user, session))
+            missing_start.add((user, session))
         steps: list[Step] = []
         for _, _, decision_id in entries:
             found = responses.get(decision_id, {}), active.get(decision_id, ())
@@ -142,10 +142,10 @@ def join_sessions(
     counts.sessions, counts.steps = len(builder.windows), sum(len(window.steps) for window in builder.windows)
     of_visits = {(decisions[decision_id].user, place.visit) for decision_id, place in visits.items()}
     without_user = {key for key in sessions if key[0] == anonymous(key[1])}
-    nameless = of_visits & without_user
-    unlinked = min(without_user - nameless, of_visits - nameless, key=len)
-    counts.headless, counts.nameless, counts.unlinked = len(headless), len(nameless), len(unlinked)
-    return builder.to_joined(horizon, headless | nameless | unlinked)
+    unattributed = of_visits & without_user
+    unmatched = min(without_user - unattributed, of_visits - unattributed, key=len)
+    counts.missing_start, counts.unattributed, counts.unmatched = len(missing_start), len(unattributed), len(unmatched)
+    return builder.to_joined(horizon, missing_start | unattributed | unmatched)
 
 
 def _gather(
@@ -313,8 +313,8 @@ class _SessionBuilder:
     def _newest(self, steps: list[Any]) -> list[Any]:
         return steps[-self.history :] if self.history else []
 
-    def to_joined(self, horizon: int, apart: Collection[tuple[str, str]]) -> Joined:
-        """Return all windows as padded arrays; `apart` are users and names of sessions that may be parts of others."""
+    def to_joined(self, horizon: int, partial: Collection[tuple[str, str]]) -> Joined:
+        """Return all windows as padded arrays; `partial` are users and names of sessions that may be parts of others."""
         arrays, epsilons = pad_windows(self.windows, horizon, self.history, self.fields, self.counts)
         users = tuple(self.users)
         # equal origins promise that equal numbers mean the same users
@@ -323,5 +323,5 @@ class _SessionBuilder:
         session_names = tuple(window.session for window in self.windows)
         versions = tuple(window.version for window in self.windows)
         origins = tuple(tuple(step.origin for step in window.steps) for window in self.windows)
-        is_apart = np.asarray([(users[window.user], window.session) in apart for window in self.windows], np.bool_)
-        return Joined(sessions, users, session_names, versions, epsilons, origins, is_apart, self.counts)
+        may_be_partial = np.asarray([(users[window.user], window.session) in partial for window in self.windows], np.bool_)
+        return Joined(sessions, users, session_names, versions, epsilons, origins, may_be_partial, self.counts)

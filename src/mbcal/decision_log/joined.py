@@ -37,14 +37,14 @@ class JoinCounts:
     """Feedback left out because the model does not have its behaviour, by behaviour."""
     unknown_history: int = 0
     """Steps of histories left out for the same reason."""
-    headless: int = 0
+    missing_start: int = 0
     """Sessions whose first decision in the log says that something was shown before: their beginnings are not there, or
     have another name. Also those of which some requests name the user and others none, as before a login. Also those in
     which fewer steps were shown at a later time: the client, or a server that forgot the session, began anew, and what
     followed a choice is not in its order."""
-    nameless: int = 0
+    unattributed: int = 0
     """Decisions with neither session nor user: any of them may belong to any session."""
-    unlinked: int = 0
+    unmatched: int = 0
     """Sessions that name no user, or visits that name no session, whichever are fewer: a visit may be known by its user
     alone at first, and by its session alone later."""
     since: int | None = None
@@ -94,8 +94,9 @@ class Joined:
     """(N, T) exploration with which each step was decided; 0 in the padding."""
     origins: tuple[tuple[StepOrigin, ...], ...]
     """(N,) the decisions of each row's steps."""
-    is_apart: NDArray[np.bool_]
-    """(N,) rows of sessions that may be parts of others: those that `counts` has as headless, nameless or unlinked."""
+    may_be_partial: NDArray[np.bool_]
+    """(N,) rows of sessions that may be parts of others: those that `counts` has as `missing_start`, `unattributed` or
+    `unmatched`."""
     counts: JoinCounts
 
     def pauses(self) -> NDArray[np.int64]:
@@ -115,7 +116,7 @@ class Joined:
     def may_go_on(self, pause: int = int(IDLE * 1e6)) -> NDArray[np.bool_]:
         """Return which rows may be continued after the end of the log, (N,).
 
-        Those without an observed terminal behaviour whose last step is newer than `settled_until`. A full row may go on in
+        Those without an observed terminal behaviour whose last step is newer than `ended_until`. A full row may go on in
         another one.
 
         Args:
@@ -124,17 +125,18 @@ class Joined:
         last = self.sessions.behaviours[np.arange(len(self.origins)), self.sessions.length - 1]
         has_left = self.sessions.left & (last < self.sessions.behaviour_set.n_observed)  # others left by `IDLE` alone
         times = np.asarray([row[-1].time for row in self.origins], np.int64)
-        return np.asarray((times > self.settled_until(pause)) & ~has_left)
+        return np.asarray((times > self.ended_until(pause)) & ~has_left)
 
-    def settled_until(self, pause: int = int(IDLE * 1e6)) -> int:
+    def ended_until(self, pause: int = int(IDLE * 1e6)) -> int:
         """Return the time before which nothing can be going on any more: this pause before the end; all in microseconds."""
         return newest_time(np.asarray([row[-1].time for row in self.origins], np.int64)) - pause
 
-    def in_succession(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return which rows are of a session whose user began another one during it or up to `IDLE` seconds after it.
+    def sessions_followed_soon(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return which rows belong to a session that the same user followed by another, and the rows of that other session.
 
-        What was chosen in the first may change the second: a landing page without a session, then pages with one. Feedback
-        belongs to the session, as at the end of a film: one that comes before the other session begins may be its end.
+        The other began within `IDLE` seconds of the first, or during it. What was chosen in the first may change the second:
+        a landing page without a session, then pages with one. Feedback belongs to the session, as at the end of a film: one
+        that comes before the other session begins may be its end.
 
         Returns:
             The rows of the first, (N,), and those of the second, (N,).
@@ -176,7 +178,7 @@ class Joined:
         columns = np.tile(np.arange(self.sessions.horizon), (len(self.origins), 1))
         for row, origins in zip(columns, self.origins, strict=True):
             for column, step in enumerate(origins):
-                row[column] = max(number for number, other in enumerate(origins) if came_before_answer(other, step))
+                row[column] = max(number for number, other in enumerate(origins) if served_before_feedback(other, step))
         return columns
 
     def decided_by(self, version: str) -> NDArray[np.int64]:
@@ -184,7 +186,7 @@ class Joined:
         return np.flatnonzero([name == version for name in self.versions])
 
 
-def came_before_answer(other: StepOrigin, step: StepOrigin) -> bool:
+def served_before_feedback(other: StepOrigin, step: StepOrigin) -> bool:
     """Whether a step may have been served before the feedback on another step of its session came."""
     if other.time <= step.answered or other.decision == step.decision:
         return True

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mbcal.decision_log.records import Decision
 
 IDLE = 1800.0
-"""Seconds without a decision after which a user has left, as long as servers remember a session."""
+"""Seconds without a decision or feedback after which a user has left, as long as servers remember a session."""
 
 _ANONYMOUS = "anonymous:"
 AHEAD = 0.005

@@ -137,7 +137,7 @@ def imagine_branches(
         width: M, items at the branch: the policy's choice and M - 1 random ones of those available.
         gamma: Discount of the steps after the branch.
         epsilon: Probability of a random candidate at each step before the branch.
-        seed: Names all noise.
+        seed: Seed of all noise.
         title: Name of the phase that progress reports.
         progress: Notified of sessions.
 

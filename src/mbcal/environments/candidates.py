@@ -33,7 +33,7 @@ def session_candidates(
 
     Args:
         sessions: The sessions.
-        seed: Names the sample.
+        seed: Seed of the sample.
         sample_from: Sessions whose items are sampled; by default `sessions`.
         worker_slice: Which of all workers' sessions these are. Samples are the same however sessions are spread over
             workers.

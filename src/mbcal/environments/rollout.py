@@ -93,7 +93,7 @@ def rollout(
             Lengths are not reused if some behaviours are terminal.
         epsilon: Probability of a uniformly random candidate at each step.
         temperature: If above 0, candidates are sampled in proportion to exp(score / temperature) instead.
-        seed: Names all noise. Two policies with one seed meet the same users, candidates and noise.
+        seed: Seed of all noise. Two policies with one seed meet the same users, candidates and noise.
         candidates: (N, C), or (N, T, C) for one set per step; by default the logged ones, or a sample. An item shown is not
             shown again before every candidate has been.
         keep_until: (N,) a session keeps its logged steps before this one, and the item of this one; only what follows is

@@ -259,7 +259,7 @@ class Simulator:
 
         Args:
             sessions: Their sessions, such as `store.sessions("test")`.
-            seed: Names the noise of its own responses.
+            seed: Seed of the noise of its own responses.
             progress: Notified of sessions.
 
         Returns:

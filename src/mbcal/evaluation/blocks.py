@@ -62,7 +62,7 @@ class SessionRange:
     sessions: int | None = None
     """How many sessions; all of the part if None or more than there are."""
     seed: int = 0
-    """Names the sample of sessions (`evaluation.sampling`), sampled candidates and the noise of roll-outs."""
+    """Seed of the sample of sessions (`evaluation.sampling`), sampled candidates and the noise of roll-outs."""
 
     @property
     def count(self) -> int:

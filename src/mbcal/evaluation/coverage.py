@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.data.store import Store
-from mbcal.data.store_format import Part
 
 WELL_COVERED = 5
 """An item is well covered if it was shown at least this often."""
@@ -59,9 +58,9 @@ def coverage(served: NDArray[np.int64], logged: NDArray[np.int64]) -> Coverage:
     )
 
 
-def times_logged(store: Store, part: Part = "train") -> NDArray[np.int64]:
-    """Return how often each catalogue row was shown in a part of a store, (rows,)."""
+def times_logged(store: Store) -> NDArray[np.int64]:
+    """Return how often each catalogue row was shown in the train part of a store, (rows,)."""
     counts = np.zeros(store.catalog.n_rows, np.int64)
-    for shard in store.shards(part):
+    for shard in store.shards("train"):
         counts += np.bincount(shard.items, minlength=len(counts))
     return counts

@@ -129,7 +129,7 @@ def diagnose(
         training: Training settings of every network.
         environment: Who responds: an environment, or the folder of a simulator. By default a simulator is fitted.
         sessions: Most test sessions to serve.
-        seed: Names initial weights and permutations.
+        seed: Seed of initial weights and permutations.
         device: Where to compute.
         progress: Notified of epochs and sessions.
 
@@ -210,7 +210,7 @@ def dependence(
     Args:
         agent: A fitted MBCAL agent.
         sessions: N logged sessions of users it did not learn from.
-        seed: Names the permutations.
+        seed: Seed of the permutations.
         progress: Notified of permutations.
         labels: The arrays of `advantage_and_residual` for these sessions; computed if None.
 

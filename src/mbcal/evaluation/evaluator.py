@@ -20,7 +20,7 @@ from mbcal.progress import SILENT, Progress
 from mbcal.types import LOG_ORIGIN, Sessions, SessionTensors
 
 TEST_SEED = 1_000_003
-"""Names candidates and noise of every test: the same for all methods, seeds and rounds, so that rewards are paired."""
+"""Seed of candidates and noise of every test: the same for all methods, seeds and rounds, so that rewards are paired."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -105,7 +105,7 @@ def evaluate(
         environment: Who responds: a simulator, the generated newsfeed, an environment model.
         sessions: Whose users, histories, lengths and candidates are used, such as `store.sessions("test")`.
         epsilon: Probability of a uniformly random candidate at each step; 0 is greedy.
-        seed: Names all noise. With one seed all policies meet the same users, candidates and noise.
+        seed: Seed of all noise. With one seed all policies meet the same users, candidates and noise.
         first_index: Index of the first session among all, where `sessions` is a part of many.
         title: Title of the progress.
         progress: Notified of sessions.

@@ -76,7 +76,7 @@ def evaluate_models(
         store: The store whose test users are served, or its folder.
         sessions: Most test sessions to serve; all if None. Of more, a sample: one of each user before a second of any.
         epsilon: Probability of a uniformly random candidate at each step; 0 is greedy.
-        seed: Names sampled candidates and noise, the same for all models.
+        seed: Seed of sampled candidates and noise, the same for all models.
         device: Where to load models and judges. Agents and simulators given as objects must be there already.
         engine: Whose workers serve the users, block by block; by default this process. Models and judges must then be given
             as folders that every worker can read.

@@ -26,7 +26,7 @@ def sample_sessions(users: NDArray[Any], count: int | None, seed: int) -> NDArra
     Args:
         users: (N,) user of each session.
         count: Size of the sample; all sessions if None or at least N.
-        seed: Names the sample. With one seed, a smaller sample is a part of a larger one.
+        seed: Seed of the sample. With one seed, a smaller sample is a part of a larger one.
 
     Returns:
         (min(count, N),) indices of the chosen sessions, rising.
@@ -51,7 +51,7 @@ def sample_test_sessions(test: Sessions, count: int | None, seed: int) -> Sessio
         test: All test sessions of a store. Where no candidates were logged, they are sampled from all of them, so that
             a session has the same candidates in every sample.
         count: Most sessions to return; all if None.
-        seed: Names the sample and the candidates.
+        seed: Seed of the sample and the candidates.
     """
     with_candidates = replace(test, candidates=session_candidates(test, seed))
     return with_candidates[sample_sessions(test.user, count, seed)]

@@ -1,9 +1,9 @@
 """Two versions compared while sessions arrive: a difference of means with limits that hold at every look.
 
-Sessions are assigned to a version at random, one by one; a user may have several, under both versions. Everything is
-computed from sums by user, so a look costs one pass over the users::
+Users are assigned to a version at random. A few may meet both, for example after the share was changed, so standard errors
+are clustered by user. Everything is computed from sums by user, so a look costs one pass over the users::
 
-    UserSums of a, of b  (…, G)  ──▶  compare_means  ──▶  Difference: value, standard error, information
+    UserSums of a, of b  (…, G)  ──▶  compare_means  ──▶  SequentialDifference: value, standard error
                                                            ├─▶ interval   valid at one look, fixed in advance
                                                            ├─▶ lower, upper   valid at all looks together
                                                            └─▶ safe_lower     also if rare large rewards were not met yet
@@ -78,22 +78,22 @@ class UserSums:
 
 
 @dataclass(frozen=True)
-class Difference:
+class SequentialDifference:
     """The difference of two means, a - b. All arrays have the leading axes of the sums; numbers are 0-dimensional arrays."""
 
     value: Floats
     stderr: Floats
     """Clustered by user; infinite if there are too few sessions or users."""
-    information: Floats
-    """The clock of the sequence: sessions of the smaller version, times the design effect of users with many sessions."""
-    freedom: Floats
+    boundary_time: Floats
+    """The time of `boundary`: sessions of the smaller version, times the design effect of users with many sessions."""
+    degrees_of_freedom: Floats
     """Users of the version with fewer, less one."""
-    hidden: Floats
+    rare_loss: Floats
     """By how much one session that differs as much as it can from its version's mean would lower the value."""
 
     def interval(self, level: float = 0.95) -> tuple[Floats, Floats]:
         """Return the two-sided t interval. It covers with this probability at one look whose time was fixed in advance."""
-        width = t_expansion(NormalDist().inv_cdf(0.5 + level / 2), self.freedom) * self.stderr
+        width = t_expansion(NormalDist().inv_cdf(0.5 + level / 2), self.degrees_of_freedom) * self.stderr
         return self.value - width, self.value + width
 
     def lower(self, alpha: float = 0.05) -> Floats:
@@ -107,7 +107,7 @@ class Difference:
         sessions so far may be absent from them with probability alpha. So this many of them are taken off, each as bad for
         the difference as a session can be. It is the range term of Bernstein's inequality, and vanishes as 1 / sessions.
         """
-        limits: Floats = self.lower(alpha) - np.square(self._quantile(alpha)) / 2 * self.hidden
+        limits: Floats = self.lower(alpha) - np.square(self._quantile(alpha)) / 2 * self.rare_loss
         return limits
 
     def upper(self, alpha: float = 0.05) -> Floats:
@@ -118,27 +118,29 @@ class Difference:
         return self._quantile(alpha) * self.stderr
 
     def _quantile(self, alpha: float) -> Floats:
-        quantile: Floats = t_expansion(boundary(self.information, alpha), self.freedom)
+        quantile: Floats = t_expansion(boundary(self.boundary_time, alpha), self.degrees_of_freedom)
         return quantile
 
 
-def boundary(information: Floats, alpha: float) -> Floats:
+def boundary(time: Floats, alpha: float) -> Floats:
     """Return how many standard errors a sum may ever be above its mean: one-sided, by a half-normal mixture.
 
-    A Brownian motion at time `information`, divided by its standard deviation, exceeds this at any time with probability at
+    The probability that a Brownian motion, divided by its standard deviation, ever exceeds the boundary at its time is at
     most alpha.
 
     Args:
-        information: Time, in sessions; positive.
+        time: Time, in sessions; positive.
         alpha: Probability, in (0, 0.5).
     """
     two_sided = -2 * np.log(2 * alpha)
-    time = information * (two_sided + np.log(two_sided) + 1) / TUNED_SESSIONS
-    widths: Floats = np.sqrt(2 * (1 + 1 / time) * np.log1p(np.sqrt(time + 1) / (2 * alpha)))
+    scaled = time * (two_sided + np.log(two_sided) + 1) / TUNED_SESSIONS
+    widths: Floats = np.sqrt(2 * (1 + 1 / scaled) * np.log1p(np.sqrt(scaled + 1) / (2 * alpha)))
     return widths
 
 
-def compare_means(a: UserSums, b: UserSums, below: Floats | float = 0.0, above: Floats | float = 0.0) -> Difference:
+def compare_means(
+    a: UserSums, b: UserSums, below: Floats | float = 0.0, above: Floats | float = 0.0
+) -> SequentialDifference:
     """Compare the means per session of two versions, with a standard error by user.
 
     The variance is the larger of two. The jackknife over users allows for a difference that varies between users; it is
@@ -160,11 +162,13 @@ def compare_means(a: UserSums, b: UserSums, below: Floats | float = 0.0, above: 
         design_effect = np.where(independent > 0, variance / independent, 1.0)
         users = np.minimum((a.sessions > 0).sum(-1), (b.sessions > 0).sum(-1))
         enough = (users >= FEWEST_USERS) & (np.minimum(n_a, n_b) >= FEWEST_SESSIONS) & np.isfinite(variance)
-        information = np.where(enough, n_a * n_b / (n_a + n_b) * design_effect, 1.0)
-        hidden = np.maximum(below / n_a, above / n_b) * np.maximum(design_effect, 1.0)
+        boundary_time = np.where(enough, n_a * n_b / (n_a + n_b) * design_effect, 1.0)
+        rare_loss = np.maximum(below / n_a, above / n_b) * np.maximum(design_effect, 1.0)
     stderr = np.where(enough, np.sqrt(np.where(enough, variance, 0.0)), np.inf)
-    freedom = np.maximum(users - 1.0, FEWEST_USERS - 1)
-    return Difference(np.asarray(value), stderr, information, freedom, np.where(enough, hidden, 0.0))
+    degrees_of_freedom = np.maximum(users - 1.0, FEWEST_USERS - 1)
+    return SequentialDifference(
+        np.asarray(value), stderr, boundary_time, degrees_of_freedom, rare_loss=np.where(enough, rare_loss, 0.0)
+    )
 
 
 def _jackknife(a: UserSums, b: UserSums, value: Floats) -> Floats:
@@ -206,7 +210,7 @@ def _variance_if_equal(a: UserSums, b: UserSums) -> tuple[Floats, Floats]:
     return independent, np.maximum((1 - correlation) * independent + correlation * shared, assigned.sum(-1))
 
 
-def sessions_needed(difference: Difference, sessions: float, effect: float, alpha: float = 0.05) -> float:
+def sessions_needed(difference: SequentialDifference, sessions: float, effect: float, alpha: float = 0.05) -> float:
     """Return how many sessions in all, split as so far, show a true difference of this size at any look, 4 times in 5.
 
     Args:
@@ -223,6 +227,6 @@ def sessions_needed(difference: Difference, sessions: float, effect: float, alph
         return float("inf")
     needed = float(sessions)
     for _ in range(8):  # the boundary grows slowly with the sessions, so this settles
-        limit = float(boundary(np.asarray(difference.information * needed / sessions), alpha))
+        limit = float(boundary(np.asarray(difference.boundary_time * needed / sessions), alpha))
         needed = max(sessions * ((limit + margin) * stderr / effect) ** 2, 1.0)
     return needed

@@ -14,6 +14,8 @@ from mbcal.metrics import Mean, mean_interval
 
 Rewards = NDArray[np.floating[Any]]
 """Reward of each session, (N,), or of each seed and session, (S, N)."""
+ALMOST = 0.99
+"""Share of the last round's reward with which a curve has reached its end."""
 
 
 @dataclass(frozen=True)
@@ -93,13 +95,13 @@ def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
     return float(signs.mean()) if len(signs) else 1.0
 
 
-def rounds_to(curve: Sequence[float], share: float = 0.99) -> int | None:
-    """Return the first round, counted from 1, from which on the reward stays at or above `share` of the last round's.
+def rounds_to(curve: Sequence[float]) -> int | None:
+    """Return the first round, counted from 1, from which on the reward stays at or above `ALMOST` of the last round's.
 
     None for an empty curve.
     """
     if not curve:
         return None
-    enough = np.asarray(curve) >= share * curve[-1]
+    enough = np.asarray(curve) >= ALMOST * curve[-1]
     below = np.flatnonzero(~enough)
     return int(below[-1]) + 2 if len(below) else 1

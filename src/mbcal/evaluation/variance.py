@@ -51,7 +51,7 @@ def analyse_variance(
         served: N sessions the agent served.
         futures: Resampled futures per state.
         states: States to resample; at most N.
-        seed: Names the states and the noise of their futures.
+        seed: Seed of the states and the noise of their futures.
 
     Returns:
         The measurements; None for an agent without a value network.

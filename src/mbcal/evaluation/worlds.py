@@ -56,7 +56,7 @@ def collect(
         repeats: Whether an item may be shown again in an episode.
         horizon: Most steps of an episode; by default the environment's limit. A model plays up to its own horizon.
         split: Shares of episodes in the parts simulator, train and test.
-        seed: Names the episodes and the choices.
+        seed: Seed of the episodes and the choices.
         overwrite: Replace a store that is there.
         device: Where to load a model.
         progress: Notified of episodes.
@@ -114,7 +114,7 @@ def evaluate_in_world(
         episodes: Episodes of each model, at least 2.
         epsilon: Probability of a uniformly random item at each step; 0 is greedy.
         repeats: Whether an item may be shown again in an episode.
-        seed: Names the episodes, the same for all models; none is an episode of a log.
+        seed: Seed of the episodes, the same for all models; none is an episode of a log.
         device: Where to load models.
         progress: Notified of episodes.
 

@@ -41,7 +41,8 @@ class Pointer:
     newest: int = 0
     """Highest number when versions were last removed, so that no number is used twice."""
     canary: str | None = None
-    """The version that gets a share of sessions beside the live one, until it is promoted or withdrawn."""
+    """The version that gets a share of users (of sessions, where requests name no user) beside the live one, until it is
+    promoted or withdrawn."""
     canary_began: int = 0
     """When it became the canary, in microseconds since 1970; 0 without a canary."""
     canary_salt: str = ""

@@ -61,7 +61,7 @@ class Registry:
         return self.pointer().current
 
     def canary(self) -> str | None:
-        """Return the name of the canary, the version that gets a share of sessions; None if there is none."""
+        """Return the name of the canary, the version that gets a share of users; None if there is none."""
         return self.pointer().canary
 
     def pointer(self) -> Pointer:
@@ -207,7 +207,9 @@ class Registry:
         return str(restored.current)
 
     def start_canary(self, name: str, *, expected: Pointer | None = None) -> None:
-        """Make a version the canary: servers started with a share for canaries give it that share of sessions.
+        """Make a version the canary: servers started with a share for canaries give it that share of users.
+
+        Where requests name no user, it is that share of sessions.
 
         Args:
             name: The version. If it is the canary already, nothing changes.

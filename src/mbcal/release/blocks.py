@@ -1,6 +1,6 @@
 """Blocks of sessions that began one after the other, within which two versions are compared.
 
-Rewards change with the hour, and the share of sessions that a canary gets may be changed. A block with n_a and n_b sessions
+Rewards change with the hour, and the share of users that a canary gets may be changed. A block with n_a and n_b sessions
 counts n_a n_b / (n_a + n_b), for both versions alike; so what a block earns more than another cancels. No torch.
 """
 
@@ -27,7 +27,7 @@ class Blocks:
     """Number of the session's block."""
     weight: NDArray[np.float64]
     """0 if it does not count. In every block of several the weights of the two versions have the same sum."""
-    together: bool
+    is_concurrent: bool
     """False if the versions did not serve at the same time; then there is one block."""
 
     @classmethod
@@ -52,13 +52,13 @@ class Blocks:
         weight[common] = np.where(is_a[common], 1 - share[numbers], share[numbers])
         smaller = min((is_a & (weight > 0)).sum(), (is_b & (weight > 0)).sum())
         if smaller and 2 * smaller >= min(is_a.sum(), is_b.sum()):
-            return cls(block, weight, together=True)
-        return replace(cls.one(is_a | is_b), together=False)
+            return cls(block, weight, is_concurrent=True)
+        return replace(cls.one(is_a | is_b), is_concurrent=False)
 
     @classmethod
     def one(cls, counts: NDArray[np.bool_]) -> Blocks:
         """Return one block of all that count, (N,)."""
-        return cls(np.zeros(len(counts), np.int64), counts.astype(np.float64), together=True)
+        return cls(np.zeros(len(counts), np.int64), counts.astype(np.float64), is_concurrent=True)
 
     def sums(self, outcomes: Outcomes, chosen: NDArray[np.bool_], values: NDArray[Any]) -> UserSums:
         """Sum values of a version's sessions by user, each less the mean of its block: drift adds no variance.

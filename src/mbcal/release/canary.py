@@ -1,4 +1,6 @@
-"""The trial of a canary: a share of sessions goes to it, and their rewards decide whether it is promoted or withdrawn.
+"""The trial of a canary: a share of users gets it, and the rewards decide whether it is promoted or withdrawn.
+
+Where requests name no user, it is a share of sessions.
 
 ::
 
@@ -65,7 +67,7 @@ class Look:
         return {**vars(self), "comparison": compared, "ignored": asdict(self.ignored)}
 
 
-def why_blocked(registry: Registry, pointer: Pointer) -> str:
+def running_trial_problem(registry: Registry, pointer: Pointer) -> str:
     """Say which trial an update would disturb, whether anything decides about it, and what to do.
 
     Args:
@@ -134,14 +136,14 @@ class CanaryWatcher:
         ignored = deepcopy(self._outcomes.ignored)
         elapsed = max((now - pointer.canary_began) / 1e6, self._stopwatch() - self._began)
         if is_first:  # by a clock that may be wrong
-            elapsed = min(elapsed, self._config.longest)
+            elapsed = min(elapsed, self._config.max_seconds)
         served = elapsed
         if comparison is not None:
-            served -= (comparison.settled - pointer.canary_began) / 1e6
+            served -= (comparison.assignment_fixed_since - pointer.canary_began) / 1e6
             if is_first:
-                served = min(served, (comparison.last - comparison.settled) / 1e6)
+                served = min(served, (comparison.last - comparison.assignment_fixed_since) / 1e6)
         action, reason = judge_canary(comparison, self._config, elapsed, ignored, served)
-        ends = now + int(max(self._config.longest - elapsed, 0.0) * 1e6)
+        ends = now + int(max(self._config.max_seconds - elapsed, 0.0) * 1e6)
         logs = {log: follower.folders for log, follower in self._followers.items()}
         look = Look(
             pointer.canary, pointer.current, pointer.canary_began, now, action, reason, comparison, ignored, ends, logs
@@ -186,7 +188,7 @@ class CanaryWatcher:
         for record in merge_by_time(follower.read() for follower in self._followers.values()):
             self._outcomes.add(record)
         self._outcomes.ignored.lost = sum(follower.lost for follower in self._followers.values())
-        outcomes = self._outcomes.outcomes(now - int(self._config.sessions.settling * 1e6))
+        outcomes = self._outcomes.outcomes(now - int(self._config.sessions.logging_delay * 1e6))
         if canary not in outcomes.versions or live not in outcomes.versions:
             return None
         return compare_versions(outcomes, canary, live)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.errors import InputError, nearest
-from mbcal.evaluation.sequential import Difference, UserSums, compare_means, sessions_needed
+from mbcal.evaluation.sequential import SequentialDifference, UserSums, compare_means, sessions_needed
 from mbcal.metrics import Mean
 from mbcal.release.blocks import Blocks
 from mbcal.release.outcomes import Outcomes
@@ -35,16 +35,16 @@ class Gap:
     """The difference between two versions in one measure, a - b, per session."""
 
     value: float
-    low: float
-    """Lower end of the 95% interval at one look."""
-    high: float
+    ci_low: float
+    """Lower end of the 95% interval, right at one look whose time was fixed in advance."""
+    ci_high: float
     """Upper end."""
-    lower: float
-    """Lower end of the 95% interval that holds at all looks together."""
-    upper: float
+    anytime_low: float
+    """Lower end of the anytime-valid 95% interval, which holds at all looks together."""
+    anytime_high: float
     """Upper end."""
-    safe: float
-    """Lower end of the latter that also allows for rewards too rare to have been met (`Difference.safe_lower`)."""
+    anytime_low_rare: float
+    """Lower end of the latter if rewards too rare to have been met are allowed for (`SequentialDifference.safe_lower`)."""
     share: float | None
     """The value as a share of b's mean; None if that is 0."""
     base: float
@@ -78,11 +78,11 @@ class VersionComparison:
     b: Side
     reward: Gap
     length: Gap
-    answered: Gap
+    feedback_gap: Gap
     """Steps with feedback beyond what b's share of items with feedback makes of the items that were returned. Below 0 where
     feedback of a is lost, however long its sessions are."""
     visits: Gap
-    """Sessions per named user in the whole days since `settled`. Unknown while no such user has come back."""
+    """Sessions per named user in the whole days since `assignment_fixed_since`. Unknown while no such user has come back."""
     user_reward: Gap
     """Reward per named user in these days, of all sessions together; unknown likewise. It also has what a version earns or
     loses since its users come at other hours, which cancels within blocks of sessions."""
@@ -90,33 +90,33 @@ class VersionComparison:
     """Those of the trial before; None if the share was not changed. Users whom a version drove away are missing later."""
     exploration: Gap
     """Epsilon of sessions."""
-    reward_difference: Difference
+    reward_difference: SequentialDifference
     """The difference in reward, for limits at other levels."""
-    together: bool
+    is_concurrent: bool
     """Whether the versions served at the same time; if not, they are not compared by block, and a difference may be due to
     the time."""
-    least: float
+    min_reward: float
     """The smallest reward that a session may have; below 0 where a behaviour has a negative one."""
-    most: float
+    max_reward: float
     """The largest."""
-    step_least: float
+    min_step_reward: float
     """The smallest reward of a step, at most 0."""
     began: int
     """When a's first session began, in microseconds since 1970."""
-    settled: int
+    assignment_fixed_since: int
     """Since when users have one version each, likewise: the share was last changed before. Not before `began`."""
     last: int
     """When the last session began, likewise."""
     days: float
-    """Effective number of days since `settled` in which a served: (sum of n)² / (sum of n²) of a's sessions n by day. Days
-    without traffic do not count, and those with little count little."""
+    """Effective number of days since `assignment_fixed_since` in which a served: (sum of n)² / (sum of n²) of a's sessions n
+    by day. Days without traffic do not count, and those with little count little."""
 
     @property
     def answer(self) -> str:
         """`more`, `less` or `cannot tell`: whether a earns more than b, by the limits that hold at all looks."""
-        if self.reward.lower > 0:
+        if self.reward.anytime_low > 0:
             return "more"
-        return "less" if self.reward.upper < 0 else "cannot tell"
+        return "less" if self.reward.anytime_high < 0 else "cannot tell"
 
     def sessions_missing(self, share: float = WORTH_SEEING) -> float:
         """Return about how many more sessions would show a difference of this share of b's reward; may be infinite."""
@@ -131,20 +131,19 @@ class VersionComparison:
         Args:
             share: Difference, as a share of b's reward, for which the missing sessions are named.
         """
-        gap = self.reward
+        gap, low, high = self.reward, self.reward.anytime_low, self.reward.anytime_high
         if self.answer != "cannot tell":
-            limit, side = (gap.lower, "at least") if self.answer == "more" else (gap.upper, "at most")
+            limit, side = (low, "at least") if self.answer == "more" else (high, "at most")
             change = f"{_percent(gap.share)} ({gap.value:+.3g} per session, {side} {limit:+.3g})"
             text = f"{self.a.version} earns {self.answer} than {self.b.version}: {change}"
-            if gap.lower > 0 >= gap.safe:
+            if low > 0 >= gap.anytime_low_rare:
                 text += f"; {self.caution()}"
         else:
-            between = f" (between {gap.lower:+.3g} and {gap.upper:+.3g} per session)" if np.isfinite(gap.lower) else ""
-            between = between if gap.lower < gap.upper else ""
+            between = f" (between {low:+.3g} and {high:+.3g} per session)" if np.isfinite(low) and low < high else ""
             text = f"cannot tell yet{between}; {self._what_is_missing(share)}"
         if self.a.cut or self.b.cut:
             text += f"; of the rewards of very long sessions {self.a.cut:.4g} and {self.b.cut:.4g} do not count"
-        if not self.together:
+        if not self.is_concurrent:
             text += "; the versions did not serve at the same time, so a difference may be due to the time"
         return text
 
@@ -160,7 +159,8 @@ class VersionComparison:
 
     def caution(self) -> str:
         """Return in words why more was seen to be earned, and yet is not certain."""
-        return f"too few sessions to exclude that {self.b.version} earns rare rewards, of up to {self.most:.4g}, not met yet"
+        most = f"{self.max_reward:.4g}"
+        return f"too few sessions to exclude that {self.b.version} earns rare rewards, of up to {most}, not met yet"
 
     def as_dict(self, share: float = WORTH_SEEING) -> dict[str, Any]:
         """Return plain values for JSON, with the sessions missing for a difference of this share; None if not finite."""
@@ -169,7 +169,7 @@ class VersionComparison:
             for name in ("a", "b", "reward", "length", "visits", "user_reward", "exploration")
         }
         missing = {"sessions_missing": self.sessions_missing(share), "for_difference": share}
-        answer = {"answer": self.answer, "sentence": self.sentence(share), "together": self.together}
+        answer = {"answer": self.answer, "sentence": self.sentence(share), "is_concurrent": self.is_concurrent}
         plain: dict[str, Any] = finite({**values, **missing, **answer})
         return plain
 
@@ -194,43 +194,45 @@ def compare_versions(outcomes: Outcomes, a: str, b: str) -> VersionComparison:
     blocks = Blocks.of(outcomes, is_a, is_b)
     outcomes, cut = _capped(outcomes)
     side_a, side_b = (_side(outcomes, name, chosen, blocks, cut) for name, chosen in ((a, is_a), (b, is_b)))
-    below, above = side_a.reward.mean - outcomes.least, outcomes.most - side_b.reward.mean
+    below, above = side_a.reward.mean - outcomes.min_reward, outcomes.max_reward - side_b.reward.mean
     reward_a, reward_b = (blocks.sums(outcomes, chosen, outcomes.reward) for chosen in (is_a, is_b))
     length_a, length_b = (blocks.sums(outcomes, chosen, outcomes.length) for chosen in (is_a, is_b))
     reward, length = compare_means(reward_a, reward_b, below, above), compare_means(length_a, length_b)
     offered = outcomes.length if outcomes.offered is None else outcomes.offered
     beyond = outcomes.length - offered * (outcomes.length[is_b].sum() / max(offered[is_b].sum(), 1))
-    answered_a, answered_b = (blocks.sums(outcomes, chosen, beyond) for chosen in (is_a, is_b))
+    beyond_a, beyond_b = (blocks.sums(outcomes, chosen, beyond) for chosen in (is_a, is_b))
     epsilon_a, epsilon_b = (blocks.sums(outcomes, chosen, outcomes.epsilon) for chosen in (is_a, is_b))
     began, named = int(outcomes.began[is_a].min()), (is_a & outcomes.is_named, is_b & outcomes.is_named)
-    settled, ones = _settled(outcomes, *named, began), np.ones(len(outcomes))
+    fixed_since, ones = _assignment_fixed_since(outcomes, *named, began), np.ones(len(outcomes))
     last = int(outcomes.began[is_a | is_b].max())
-    until = settled + max((last - settled) // DAY, 1) * DAY  # whole days: a version may move visits within one
+    until = fixed_since + max((last - fixed_since) // DAY, 1) * DAY  # whole days: a version may move visits within one
     return VersionComparison(
         a=side_a,
         b=side_b,
         reward=_gap(reward, side_b.reward.mean),
         length=_gap(length, side_b.length.mean),
-        answered=_gap(compare_means(answered_a, answered_b), side_b.length.mean),
-        visits=_per_user(outcomes, *named, ones, settled, until),
-        user_reward=_per_user(outcomes, *named, outcomes.reward, settled, until),
-        earlier_visits=_per_user(outcomes, *named, ones, began, settled, in_blocks=True) if settled > began else None,
+        feedback_gap=_gap(compare_means(beyond_a, beyond_b), side_b.length.mean),
+        visits=_per_user(outcomes, *named, ones, fixed_since, until),
+        user_reward=_per_user(outcomes, *named, outcomes.reward, fixed_since, until),
+        earlier_visits=_per_user(outcomes, *named, ones, began, fixed_since, in_blocks=True)
+        if fixed_since > began
+        else None,
         exploration=_gap(compare_means(epsilon_a, epsilon_b), float(outcomes.epsilon[is_b].mean())),
         reward_difference=reward,
-        together=blocks.together,
-        least=outcomes.least,
-        most=outcomes.most,
-        step_least=outcomes.step_least,
+        is_concurrent=blocks.is_concurrent,
+        min_reward=outcomes.min_reward,
+        max_reward=outcomes.max_reward,
+        min_step_reward=outcomes.min_step_reward,
         began=began,
-        settled=settled,
+        assignment_fixed_since=fixed_since,
         last=last,
-        days=_effective_days(outcomes.began[is_a], settled),
+        days=_effective_days(outcomes.began[is_a], fixed_since),
     )
 
 
-def _effective_days(began: NDArray[np.int64], settled: int) -> float:
-    """The effective number of days in which sessions began (Kish), 0 without any."""
-    counts = np.bincount((began[began >= settled] - settled) // DAY).astype(np.float64)
+def _effective_days(began: NDArray[np.int64], since: int) -> float:
+    """The effective number of days in which sessions began since a time (Kish), 0 without any."""
+    counts = np.bincount((began[began >= since] - since) // DAY).astype(np.float64)
     return float(counts.sum() ** 2 / (counts**2).sum()) if counts.any() else 0.0
 
 
@@ -241,7 +243,7 @@ def _capped(outcomes: Outcomes) -> tuple[Outcomes, NDArray[np.float64]]:
     all sessions together and hold for both versions alike, so rewards of equal versions are equally distributed after the
     cut; and they approach constants as sessions are met.
     """
-    reward = np.clip(outcomes.reward, outcomes.least, outcomes.most)
+    reward = np.clip(outcomes.reward, outcomes.min_reward, outcomes.max_reward)
     cut = np.abs(outcomes.reward - reward)
     return replace(outcomes, reward=reward, size=outcomes.size - cut), cut
 
@@ -267,7 +269,7 @@ def _side(outcomes: Outcomes, name: str, chosen: NDArray[np.bool_], blocks: Bloc
     return Side(name, len(rows), len(np.unique(users)), reward, length, size, lost, most, negative.mean)
 
 
-def _settled(outcomes: Outcomes, is_a: NDArray[np.bool_], is_b: NDArray[np.bool_], first: int) -> int:
+def _assignment_fixed_since(outcomes: Outcomes, is_a: NDArray[np.bool_], is_b: NDArray[np.bool_], first: int) -> int:
     """Return since when users have one version each, except a share of `MAX_SWITCHED`; not before a's first session.
 
     When the share is changed, users get the other version. So the last change was after the last session of those who got
@@ -319,18 +321,26 @@ def _per_user(
     by_user = replace(outcomes, version=is_b.astype(np.int32), user=user, began=outcomes.began[rows[first]])
     is_known = is_a.any() and is_b.any() and len(users) < len(rows)
     blocks = Blocks.of(by_user, is_a, is_b) if is_known and in_blocks else Blocks.one(is_a | is_b)
-    if not (is_known and blocks.together):
-        return Gap(0.0, -np.inf, np.inf, -np.inf, np.inf, -np.inf, None, 0.0)
+    if not (is_known and blocks.is_concurrent):
+        unknown = -np.inf, np.inf
+        return Gap(0.0, *unknown, *unknown, anytime_low_rare=-np.inf, share=None, base=0.0)
     sums = np.bincount(place, values[rows])
     sums_a, sums_b = (blocks.sums(by_user, chosen, sums) for chosen in (is_a, is_b))
     return _gap(compare_means(sums_a, sums_b), float(sums[is_b].mean()))
 
 
-def _gap(difference: Difference, base: float) -> Gap:
-    low, high = difference.interval()
-    value, lower, upper = float(difference.value), float(difference.lower(ALPHA)), float(difference.upper(ALPHA))
-    safe = float(difference.safe_lower(ALPHA))
-    return Gap(value, float(low), float(high), lower, upper, safe, value / abs(base) if base else None, base)
+def _gap(difference: SequentialDifference, base: float) -> Gap:
+    value, (ci_low, ci_high) = float(difference.value), difference.interval()
+    return Gap(
+        value=value,
+        ci_low=float(ci_low),
+        ci_high=float(ci_high),
+        anytime_low=float(difference.lower(ALPHA)),
+        anytime_high=float(difference.upper(ALPHA)),
+        anytime_low_rare=float(difference.safe_lower(ALPHA)),
+        share=value / abs(base) if base else None,
+        base=base,
+    )
 
 
 def _percent(share: float | None) -> str:

@@ -22,7 +22,7 @@ from mbcal.decision_log.joined import JoinCounts
 from mbcal.environments.rollout import Policy, rollout
 from mbcal.environments.simulator import Simulator
 from mbcal.errors import InputError, OptionError
-from mbcal.evaluation.ope.difference import Difference, bound_difference
+from mbcal.evaluation.ope.difference import LogDifference, bound_difference
 from mbcal.evaluation.ope.estimate import estimate_value
 from mbcal.evaluation.ope.estimators import Floats
 from mbcal.evaluation.ope.intervals import Estimate
@@ -40,14 +40,16 @@ NoWorse = Literal["publish", "canary"]
 """What happens to a candidate that is no worse."""
 JUDGE_SEED = 0
 """Fixed, so that a user judges every update or none."""
+SHARES_TO_SEE = 0.01, 0.05, 0.1
+"""Differences, as shares of the reward, for which the sessions needed are named."""
 ENOUGH_SEEN = 100
 """Differing choices that the log must show for the usual off-policy estimates to mean anything; with fewer they are void."""
 
 
-UNJUDGED = (
-    "the candidate chooses otherwise than the live version where the log does not show what follows: at items without "
-    "feedback, before a session went on beyond the horizon, in requests with neither session nor user, or in sessions that "
-    "may be parts of visits, or it reads what the log does not hold, or the log is of another model"
+UNSHOWN = (
+    "the candidate makes other choices where the log cannot show the effect: items without feedback, steps beyond the "
+    "horizon, requests with neither session nor user, or partial visits; or it reads inputs that are not logged; or another "
+    "model wrote the log"
 )
 """Why the log cannot tell, whatever its numbers say."""
 
@@ -56,21 +58,21 @@ UNJUDGED = (
 class GateConfig:
     """When a candidate may go live."""
 
-    sessions: int = 200
+    min_sessions: int = 200
     """Fewest logged sessions to learn from and judge by."""
-    judges: float = 0.3
+    judge_share: float = 0.3
     """Share of users who judge candidates and never teach them, in (0, 1)."""
     tolerance: float = 0.01
     """A candidate is no worse if the lower bound of its difference is above minus this share of the reward per session. By
-    the log it is less, as far as exploration hides the difference (`Difference.decided`)."""
+    the log it is less, as far as exploration hides the difference (`LogDifference.greedy_share`)."""
     level: float = 0.95
     """Coverage of the bounds, both sides together, in (0, 1)."""
     no_worse: NoWorse = "canary"
-    """It is the canary first, since some things no log can show (docs/off-policy.md), or goes live at once."""
+    """It is the canary first, since some things no log can show (docs/gate.md), or goes live at once."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.judges < 1 or not 0 < self.level < 1 or not 0 <= self.tolerance < 1:
-            raise OptionError("gate: judges and level must be in (0, 1), tolerance in [0, 1)")
+        if not 0 < self.judge_share < 1 or not 0 < self.level < 1 or not 0 <= self.tolerance < 1:
+            raise OptionError("gate: judge_share and level must be in (0, 1), tolerance in [0, 1)")
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Verdict:
     reason: str = ""
     """Why, in one sentence or two."""
     checks: list[Check] = field(default_factory=list)
-    difference: Difference | None = None
+    difference: LogDifference | None = None
     """Candidate minus live version by the log; None if the log was not asked."""
     estimates: list[Estimate] = field(default_factory=list)
     """Further off-policy estimates, which decide nothing."""
@@ -156,8 +158,8 @@ def compare_by_log(
     *,
     epsilon: Floats,
     last_served: NDArray[np.int64] | None = None,
-    unjudged: int = 0,
-) -> tuple[Check, Difference]:
+    n_unshown: int = 0,
+) -> tuple[Check, LogDifference]:
     """Compare a candidate with what the live version earned.
 
     Args:
@@ -168,21 +170,22 @@ def compare_by_log(
         epsilon: (N, T) exploration with which the live version decided each step. The candidate is judged with the same:
             with less of it, a candidate that is worse would look better than it is.
         last_served: (N, T) the last step that was served before the feedback on each step came; by default the step itself.
-        unjudged: Served choices at which the two differ and whose effect the sessions do not show
-            (`ServedChoices.unjudged`). With any, the log cannot tell: what it does not show may be a gain or a loss.
+        n_unshown: Served choices at which the two differ and whose effect the sessions do not show
+            (`ServedChoices.n_unweighted_differences`). With any, the log cannot tell: what it does not show may be a gain or
+            a loss.
 
     Returns:
         The check `log`, and the difference behind it.
     """
     difference = bound_difference(sessions, candidate, live, epsilon=epsilon, level=gate.level, last_served=last_served)
-    least = -gate.tolerance * abs(difference.reward) * difference.decided
+    least = -gate.tolerance * abs(difference.reward) * difference.greedy_share
     answer, doubt = interval_answer(difference.low, difference.high, least), ""
     if difference.is_contradicted:
         doubt = _contradiction(difference)
     elif difference.hidden > gate.tolerance and answer != "cannot tell":
         doubt = _exploration(difference)
-    elif unjudged and answer != "cannot tell":
-        doubt = UNJUDGED
+    elif n_unshown and answer != "cannot tell":
+        doubt = UNSHOWN
     if doubt:
         answer = "cannot tell"
     value = None if answer == "cannot tell" else difference.value  # beside what is not shown it would mislead
@@ -195,7 +198,7 @@ def other_estimates(
     candidate: Policy,
     live: Policy,
     sessions: Sessions,
-    difference: Difference,
+    difference: LogDifference,
     *,
     choices: tuple[PolicyChoices, PolicyChoices],
     epsilon: float,
@@ -216,11 +219,11 @@ def other_estimates(
             [],
             "the candidate would have served no judging session as it was served; no choice was explored",
         )
-    if difference.seen >= min(ENOUGH_SEEN, difference.differing):
+    if difference.n_observed >= min(ENOUGH_SEEN, difference.differing):
         return estimates, None
     return estimates, (
-        f"the log shows {difference.seen} choices of the candidate that differ from those of the live version; with fewer "
-        f"than {ENOUGH_SEEN} these estimates and their intervals mean nothing"
+        f"the log shows {difference.n_observed} choices of the candidate that differ from those of the live version; with "
+        f"fewer than {ENOUGH_SEEN} these estimates and their intervals mean nothing"
     )
 
 
@@ -256,13 +259,12 @@ def compare_by_simulator(
     return Check("simulator", answer, detail)
 
 
-def why_undecided(difference: Difference, tolerance: float, shares: Sequence[float] = (0.01, 0.05, 0.1)) -> str:
-    """Say why the log cannot tell: by what is wrong with it, or how many sessions show differences of these shares.
+def undecided_reason(difference: LogDifference, tolerance: float) -> str:
+    """Say why the log cannot tell: by what is wrong with it, or how many sessions show differences of `SHARES_TO_SEE`.
 
     Args:
         difference: What was found.
         tolerance: Share of the reward that may be earned where exploration hides the difference.
-        shares: Differences as shares of the reward.
     """
     if difference.is_contradicted:
         return f"the log cannot tell: {_contradiction(difference)}"
@@ -271,23 +273,24 @@ def why_undecided(difference: Difference, tolerance: float, shares: Sequence[flo
     if difference.reward_variance == 0:
         return "the log cannot tell: the rewards of its judging sessions do not vary"
     in_log, by_canary = (
-        _listed([rounded(max(sessions(share), 1.0)) for share in shares])
+        _listed([rounded(max(sessions(share), 1.0)) for share in SHARES_TO_SEE])
         for sessions in (difference.log_sessions_needed, difference.canary_sessions_needed)
     )
+    seen = _listed([f"{share:.0%}" for share in SHARES_TO_SEE])
     return (
-        f"the log cannot tell; to see a difference of {_listed([f'{share:.0%}' for share in shares])} takes about {in_log} "
+        f"the log cannot tell; to see a difference of {seen} takes about {in_log} "
         f"judging sessions of such a log, or about {by_canary} sessions of a canary"
     )
 
 
-def _contradiction(difference: Difference) -> str:
+def _contradiction(difference: LogDifference) -> str:
     return (
         f"its weights have a mean of at least {difference.least_weight:.3g} instead of 1, so its numbers mean nothing: the "
         "logged propensities are wrong, or feedback is missing for some items more than for others"
     )
 
 
-def _exploration(difference: Difference) -> str:
+def _exploration(difference: LogDifference) -> str:
     return (
         f"{difference.hidden:.1%} of its reward was earned in sessions that explored much more than the others, and so hide "
         "what the candidate costs there: judge them apart"

@@ -65,7 +65,7 @@ def heavy_rows(joined: Joined, teaching: NDArray[np.int64], sessions: int) -> ND
     return teaching[np.bincount(users)[users] > HEAVY * sessions] if len(users) else teaching
 
 
-def why_unasked(joined: Joined, heavy: NDArray[np.int64], differs: NDArray[np.bool_], sessions: int) -> str:
+def heavy_user_problem(joined: Joined, heavy: NDArray[np.int64], differs: NDArray[np.bool_], sessions: int) -> str:
     """Say that the candidate chooses otherwise for a user with many sessions who is not among the judges; empty if not.
 
     Others like such a user judge in place of those who teach; in place of one with so many sessions nobody does.

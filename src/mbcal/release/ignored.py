@@ -7,26 +7,26 @@ from dataclasses import asdict, astuple, dataclass, field
 
 
 @dataclass
-class Apart:
-    """What may belong to sessions of a version that were counted without it, and so do not show all that it earned."""
+class PartialVisits:
+    """Visits of which the log may hold only a part, so that their reward may be incomplete."""
 
-    nameless: int = 0
+    unattributed: int = 0
     """Decisions with neither session nor user, which belong to no session."""
     late: int = 0
     """Decisions with a reward that came after the end of their session, whatever ended it: a terminal behaviour or time."""
-    headless: int = 0
+    missing_start: int = 0
     """Sessions whose first decision says that something was shown before, or whose name was counted with a user before and
     now without, or the other way: their beginnings have other names, or are in a log that was not read."""
-    unlinked: int = 0
+    unmatched: int = 0
     """Sessions that name no user, or those of users that name no session, whichever are fewer in all versions together.
     These do count; but one visit may be both, and then had two versions."""
     reward: float = 0.0
-    """Rewards, without their signs, of late feedback, of sessions without a beginning and of nameless decisions."""
+    """Rewards, without their signs, of late feedback, of sessions without a beginning and of unattributed decisions."""
 
     @property
     def count(self) -> int:
         """Parts of visits: what they hide may not be met yet. Of late rewards it is known (`reward`)."""
-        return self.nameless + self.headless + self.unlinked
+        return self.unattributed + self.missing_start + self.unmatched
 
     def __bool__(self) -> bool:
         return any(asdict(self).values())
@@ -44,26 +44,27 @@ class Ignored:
     """Feedback that waited in vain for its decision: longer than a session lasts, or until the memory for that was full."""
     lost: int = 0
     """Records that the logs have lost since the trial began: damaged, or in segments that are gone."""
-    apart: dict[str, Apart] = field(default_factory=dict)
+    partial_visits: dict[str, PartialVisits] = field(default_factory=dict)
     """By version: that of the session's first decision, or of a decision that belongs to no session."""
 
-    def of(self, version: str) -> Apart:
-        """Return what is apart of a version, to be added to."""
-        return self.apart.setdefault(version, Apart())
+    def of(self, version: str) -> PartialVisits:
+        """Return the partial visits of a version, to be added to."""
+        return self.partial_visits.setdefault(version, PartialVisits())
 
-    def total(self, versions: Collection[str] | None = None) -> Apart:
-        """Return what is apart of these versions together, by default of all."""
-        parts = [astuple(part) for version, part in self.apart.items() if versions is None or version in versions]
-        return Apart(*map(sum, zip(*parts, strict=True)))
+    def total(self, versions: Collection[str] | None = None) -> PartialVisits:
+        """Return the partial visits of these versions together, by default of all."""
+        parts = [astuple(part) for version, part in self.partial_visits.items() if versions is None or version in versions]
+        return PartialVisits(*map(sum, zip(*parts, strict=True)))
 
     def __bool__(self) -> bool:
         return any((self.repeated, self.not_shown, self.dropped, self.lost, self.total()))
 
     def __str__(self) -> str:
-        apart = self.total()
+        partial = self.total()
         return (
             f"{self.repeated:,} decisions read before, {self.not_shown:,} feedback on items that were not shown, "
-            f"{self.dropped:,} feedback whose decision did not come, {apart.nameless:,} decisions with neither session nor "
-            f"user, {apart.late:,} with rewards that came after their session, "
-            f"{apart.headless:,} sessions without a beginning" + (f", {self.lost:,} records lost" if self.lost else "")
+            f"{self.dropped:,} feedback whose decision did not come, {partial.unattributed:,} decisions with neither "
+            f"session nor user, {partial.late:,} with rewards that came after their session, "
+            f"{partial.missing_start:,} sessions without a beginning"
+            + (f", {self.lost:,} records lost" if self.lost else "")
         )

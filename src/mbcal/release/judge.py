@@ -8,17 +8,19 @@ from typing import Literal
 
 from mbcal.errors import OptionError
 from mbcal.release.comparison import Side, VersionComparison
-from mbcal.release.ignored import Apart, Ignored
+from mbcal.release.ignored import Ignored, PartialVisits
 from mbcal.release.outcomes import SessionRule
 from mbcal.release.plain import rounded
 
 DAY = 86400.0
 Action = Literal["promote", "withdraw", "wait"]
-MAX_APART = 0.01
-"""Nothing is promoted where `Apart.count` is more than this share of a version's compared sessions."""
-MAX_APART_REWARD = 0.03
-"""Nor where `Apart.reward` is more than this share of their reward, without signs: as much may still come. Up to there a
-canary must earn more by what is known of it (`_hidden_loss`)."""
+Decision = tuple[Action, str]
+"""What to do, and why in words."""
+MAX_PARTIAL = 0.01
+"""Nothing is promoted where `PartialVisits.count` is more than this share of a version's compared sessions."""
+MAX_PARTIAL_REWARD = 0.03
+"""Nor where `PartialVisits.reward` is more than this share of their reward, without signs: as much may still come. Up
+to there a canary must earn more by what is known of it (`_hidden_loss`)."""
 ENOUGH_DAYS = 3.0
 """Days with about as much traffic, of those that a canary has to serve at least: beyond these any count."""
 MAX_STEPS_LOST = 0.05
@@ -36,10 +38,10 @@ class CanaryConfig:
     promote_after: int = 200
     """Fewest finished sessions of the canary before it is promoted."""
     withdraw_below: float = 0.0
-    """Withdrawn when it is surely worse than this share of the live version's reward, in [0, 1)."""
-    shortest: float = 3 * DAY
+    """Withdrawn when its reward is surely below the live version's by more than this share of it, in [0, 1)."""
+    min_seconds: float = 3 * DAY
     """Seconds that a canary serves a share of users before it is promoted. What users do later cannot be seen."""
-    longest: float = 7 * DAY
+    max_seconds: float = 7 * DAY
     """Seconds after which a trial ends."""
     undecided: Action = "withdraw"
     """What happens then: `withdraw`, `promote`, or `wait` for a person. A canary is promoted only if `promote_after` of its
@@ -56,10 +58,10 @@ class CanaryConfig:
     """What a session is; its horizon is taken from the live version."""
 
     def __post_init__(self) -> None:
-        if self.promote_after < 1 or self.longest <= 0 or not 0 <= self.withdraw_below < 1:
-            raise OptionError("canary: promote_after must be at least 1, longest positive, withdraw_below in [0, 1)")
-        if not 0 <= self.shortest <= self.longest:
-            days = f"{self.shortest / DAY:.4g} (--canary-min-days) and {self.longest / DAY:.4g} (--canary-max-days)"
+        if self.promote_after < 1 or self.max_seconds <= 0 or not 0 <= self.withdraw_below < 1:
+            raise OptionError("canary: promote_after must be at least 1, max_seconds positive, withdraw_below in [0, 1)")
+        if not 0 <= self.min_seconds <= self.max_seconds:
+            days = f"{self.min_seconds / DAY:.4g} (--canary-min-days) and {self.max_seconds / DAY:.4g} (--canary-max-days)"
             raise OptionError(f"canary: a trial cannot last at least and at most {days} days; give fewer days at least")
         if not 0 <= self.user_loss <= 1:
             raise OptionError(f"canary: user_loss (--user-loss) must be in [0, 1], got {self.user_loss:g}")
@@ -71,11 +73,15 @@ def losses_of(comparison: VersionComparison) -> list[str]:
     """Return in words what speaks against a version (a) that may earn more per session; empty if nothing does."""
     earlier = comparison.earlier_visits
     return [
-        *(["its sessions are shorter"] if comparison.length.upper < 0 else []),
-        *(["its users have fewer sessions"] if comparison.visits.high < 0 else []),
-        *(["its users earn less in all their sessions"] if comparison.user_reward.high < 0 else []),
-        *(["its users had fewer sessions before its share was changed"] if earlier is not None and earlier.high < 0 else []),
-        *([f"it explored less than {comparison.b.version}"] if comparison.exploration.high < -LEAST_EXPLORATION else []),
+        *(["its sessions are shorter"] if comparison.length.anytime_high < 0 else []),
+        *(["its users have fewer sessions"] if comparison.visits.ci_high < 0 else []),
+        *(["its users earn less in all their sessions"] if comparison.user_reward.ci_high < 0 else []),
+        *(
+            ["its users had fewer sessions before its share was changed"]
+            if earlier is not None and earlier.ci_high < 0
+            else []
+        ),
+        *([f"it explored less than {comparison.b.version}"] if comparison.exploration.ci_high < -LEAST_EXPLORATION else []),
     ]
 
 
@@ -85,7 +91,7 @@ def judge_canary(
     elapsed: float,
     ignored: Ignored | None = None,
     served: float | None = None,
-) -> tuple[Action, str]:
+) -> Decision:
     """Decide about a canary.
 
     Args:
@@ -93,62 +99,86 @@ def judge_canary(
         config: The limits.
         elapsed: Seconds since the trial began.
         ignored: What did not count in the trial; by default nothing.
-        served: Seconds since the canary's first session began, or its share was changed (`VersionComparison.settled`); by
-            default as long as the trial.
+        served: Seconds since the canary's first session began, or its share was changed
+            (`VersionComparison.assignment_fixed_since`); by default as long as the trial.
 
     Returns:
         What to do, and why in words.
     """
-    ignored = ignored or Ignored()
-    not_whole = _why_not_whole(comparison, ignored) or _why_lost(ignored)
-    words, may_promote, is_over = UNSERVED, False, elapsed > config.longest
+    ignored, is_over = ignored or Ignored(), elapsed > config.max_seconds
+    not_whole = _partial_visits_problem(comparison, ignored) or _lost_records_problem(ignored)
+    words, may_promote = [UNSERVED], False
     if comparison is not None:
-        gap, live = comparison.reward, abs(comparison.b.reward.mean)
-        lower, upper = (
-            float(comparison.reward_difference.lower(config.promote_alpha)),
-            float(comparison.reward_difference.upper(config.withdraw_alpha)),
-        )
-        counts = f"{comparison.a.sessions:,} sessions against {comparison.b.sessions:,} of {comparison.b.version}"
-        size = f"{gap.value:+.3g} per session" + ("" if gap.share is None else f" ({gap.share:+.1%})")
-        unmet = float(comparison.reward_difference.safe_lower(config.promote_alpha))
-        safe = unmet - sum(_hidden_loss(comparison, ignored))
-        upper += _hidden_gain(comparison, ignored)
-        words = f"{counts}; {comparison.sentence()}"
-        if comparison.together and upper < -config.withdraw_below * live:
-            if more := _what_users_gain(comparison, config.withdraw_below):
-                return "wait", f"earns less per session: {size}, after {counts}; but {more}, so a person has to decide"
-            return "withdraw", f"earns less: {size}, at most {upper:+.3g}, after {counts}{_feedback_hint(comparison)}"
-        losses = losses_of(comparison)
-        unsure = "; ".join(filter(None, (_why_unsure(comparison, config.user_loss), _why_silent(comparison))))
-        is_enough = comparison.together and comparison.a.sessions >= config.promote_after
-        may_promote = is_enough and not (not_whole or losses or unsure)
-        missing = max(
-            config.shortest - (elapsed if served is None else served),
-            min(config.shortest, ENOUGH_DAYS * DAY) - comparison.days * DAY,
-        )
-        less = _why_less(comparison, config.user_loss)
-        if may_promote and safe > 0 and missing <= 0 and not less:
-            return "promote", f"earns more: {size}, at least {safe:+.3g}, after {counts}"
-        if may_promote and safe > 0 and missing > 0:
-            words += f"; {_still_waits(missing, comparison.settled > comparison.began, config.longest - elapsed)}"
-        may_promote &= missing <= 0 and not (less and safe > 0)
-        if lower > 0 >= unmet and comparison.caution() not in words:
-            words += f"; {comparison.caution()}"
-        if lower > 0 >= safe:
-            words += _hidden_hint(comparison, ignored)
-        if losses and (safe > 0 or is_over):
-            is_withdrawn = is_over and config.undecided == "withdraw"
-            words += f"; {' and '.join(losses)}{'' if is_withdrawn else ', so a person has to decide'}"
-        elif unsure and (safe > 0 or is_over):
-            words += f"; {unsure}"
-        elif less and safe > 0:
-            words += f"; {less}"
+        if withdrawal := _withdrawal(comparison, config, ignored):
+            return withdrawal
+        difference, sentence, caution = comparison.reward_difference, comparison.sentence(), comparison.caution()
+        known = float(difference.lower(config.promote_alpha))
+        with_rare = float(difference.safe_lower(config.promote_alpha))
+        sure = with_rare - sum(_hidden_loss(comparison, ignored))
+        blockers = _blockers(comparison, config, is_over)
+        less = _user_reward_problem(comparison, config.user_loss) if sure > 0 else ""
+        missing = _seconds_missing(comparison, config, elapsed if served is None else served)
+        is_enough = comparison.is_concurrent and comparison.a.sessions >= config.promote_after
+        is_ready = is_enough and not (not_whole or blockers)
+        may_promote = is_ready and missing <= 0 and not less
+        if may_promote and sure > 0:
+            return "promote", f"earns more: {_size(comparison)}, at least {sure:+.3g}, after {_counts(comparison)}"
+        words = [_counts(comparison), sentence]
+        if is_ready and sure > 0 and missing > 0:
+            share_changed = comparison.assignment_fixed_since > comparison.began
+            words.append(_still_waits(missing, share_changed, left=config.max_seconds - elapsed))
+        if known > 0 >= with_rare and caution not in sentence:
+            words.append(caution)
+        if known > 0 >= sure:
+            words += _hidden_hints(comparison, ignored)
+        if sure > 0 or is_over:
+            words += blockers or ([less] if less else [])
     if not_whole:
-        words += f"; {not_whole}"
-    if is_over:
-        action: Action = "wait" if config.undecided == "promote" and not may_promote else config.undecided
-        return action, f"undecided after {_duration(elapsed)}: {words}"
-    return "wait", words
+        words.append(not_whole)
+    return _end_of_trial(config, elapsed, may_promote, words) if is_over else ("wait", "; ".join(words))
+
+
+def _withdrawal(comparison: VersionComparison, config: CanaryConfig, ignored: Ignored) -> Decision | None:
+    """Return the decision on a canary that surely earns less per session; None if it may earn as much."""
+    upper = float(comparison.reward_difference.upper(config.withdraw_alpha)) + _hidden_gain(comparison, ignored)
+    if not (comparison.is_concurrent and upper < -config.withdraw_below * abs(comparison.b.reward.mean)):
+        return None
+    size, counts = _size(comparison), _counts(comparison)
+    if more := _what_users_gain(comparison, config.withdraw_below):
+        return "wait", f"earns less per session: {size}, after {counts}; but {more}, so a person has to decide"
+    return "withdraw", f"earns less: {size}, at most {upper:+.3g}, after {counts}{_feedback_hint(comparison)}"
+
+
+def _blockers(comparison: VersionComparison, config: CanaryConfig, is_over: bool) -> list[str]:
+    """Return in words what keeps a canary from being promoted, however much its sessions earn."""
+    if losses := " and ".join(losses_of(comparison)):
+        is_withdrawn = is_over and config.undecided == "withdraw"
+        return [losses if is_withdrawn else f"{losses}, so a person has to decide"]
+    problems = _user_loss_problem(comparison, config.user_loss), _missing_feedback_problem(comparison)
+    return [problem for problem in problems if problem]
+
+
+def _end_of_trial(config: CanaryConfig, elapsed: float, may_promote: bool, words: list[str]) -> Decision:
+    """Return what becomes of a canary that is still undecided when its trial ends."""
+    action: Action = "wait" if config.undecided == "promote" and not may_promote else config.undecided
+    return action, f"undecided after {_duration(elapsed)}: {'; '.join(words)}"
+
+
+def _seconds_missing(comparison: VersionComparison, config: CanaryConfig, served: float) -> float:
+    """Return for how many seconds a canary has to serve until it may be promoted; 0 or less if it may be now."""
+    days = min(config.min_seconds, ENOUGH_DAYS * DAY) - comparison.days * DAY
+    return max(config.min_seconds - served, days)
+
+
+def _counts(comparison: VersionComparison) -> str:
+    """The sessions that were compared, in words."""
+    return f"{comparison.a.sessions:,} sessions against {comparison.b.sessions:,} of {comparison.b.version}"
+
+
+def _size(comparison: VersionComparison) -> str:
+    """The difference in reward, in words."""
+    gap = comparison.reward
+    return f"{gap.value:+.3g} per session" + ("" if gap.share is None else f" ({gap.share:+.1%})")
 
 
 def _still_waits(seconds: float, share_changed: bool, left: float) -> str:
@@ -167,25 +197,25 @@ def _duration(seconds: float) -> str:
 def _what_users_gain(comparison: VersionComparison, withdraw_below: float) -> str:
     """Say that users of a canary surely earn more, or come more often and may earn as much; empty if neither."""
     visits, earned = comparison.visits, comparison.user_reward
-    if earned.low > 0:
+    if earned.ci_low > 0:
         return f"its users earn more in all their sessions ({earned.value:+.3g} per user)"
-    if visits.low > 0 and earned.high >= -withdraw_below * abs(earned.base):
+    if visits.ci_low > 0 and earned.ci_high >= -withdraw_below * abs(earned.base):
         return f"its users have more sessions ({visits.share:+.1%}), and may earn as much"
     return ""
 
 
-def _why_unsure(comparison: VersionComparison, user_loss: float) -> str:
+def _user_loss_problem(comparison: VersionComparison, user_loss: float) -> str:
     """Say that users of a canary may earn less than `user_loss` allows, and what is missing; empty if they do not."""
     earned, spare = comparison.user_reward, comparison.user_reward.value + user_loss * abs(comparison.user_reward.base)
     if user_loss == 1:
         return ""
-    if not math.isfinite(earned.low):
+    if not math.isfinite(earned.ci_low):
         hint = "send the user with every request, or give --user-loss 1 to do without"
         return f"not promoted, since too little is known of what users earn in all their sessions: {hint}"
-    width = earned.value - earned.low
+    width = earned.value - earned.ci_low
     if width <= spare:
         return ""
-    less = f"{-earned.low / abs(earned.base):.0%} less" if earned.base else "less"
+    less = f"{-earned.ci_low / abs(earned.base):.0%} less" if earned.base else "less"
     words = f"not promoted, since its users could earn {less} in all their sessions"
     if spare <= 0:
         return words
@@ -193,7 +223,7 @@ def _why_unsure(comparison: VersionComparison, user_loss: float) -> str:
     return f"{words}; about {rounded(users * (width / spare) ** 2 - users)} more users are needed"
 
 
-def _why_less(comparison: VersionComparison, user_loss: float) -> str:
+def _user_reward_problem(comparison: VersionComparison, user_loss: float) -> str:
     """Say that users of a canary earned less, though its sessions earn more; empty if they did not, or nobody asks."""
     earned = comparison.user_reward
     if earned.value >= 0 or user_loss == 1:
@@ -201,97 +231,102 @@ def _why_less(comparison: VersionComparison, user_loss: float) -> str:
     return f"not promoted, since its users earned less so far in all their sessions ({earned.value:+.3g} per user)"
 
 
-def _why_silent(comparison: VersionComparison) -> str:
+def _missing_feedback_problem(comparison: VersionComparison) -> str:
     """Say that feedback with negative rewards may be lost, as more of a canary's items may lack feedback; else empty."""
-    answered = comparison.answered
-    if comparison.least >= 0 or answered.lower >= -MAX_STEPS_LOST * answered.base:
+    gap = comparison.feedback_gap
+    if comparison.min_reward >= 0 or gap.anytime_low >= -MAX_STEPS_LOST * gap.base:
         return ""
-    fewer = f"{-answered.lower / answered.base:.0%} fewer" if math.isfinite(answered.lower) and answered.base else "fewer"
+    fewer = f"{-gap.anytime_low / gap.base:.0%} fewer" if math.isfinite(gap.anytime_low) and gap.base else "fewer"
     return f"not promoted, since {fewer} of its items could have feedback, and lost feedback may have negative rewards"
 
 
 def _feedback_hint(comparison: VersionComparison) -> str:
     """Say that a canary has fewer steps with feedback, if it surely has: its feedback may be lost on the way."""
-    if comparison.length.upper >= 0:
+    if comparison.length.anytime_high >= 0:
         return ""
     steps = f"{comparison.a.length.mean:.3g} steps with feedback per session against {comparison.b.length.mean:.3g}"
     return f"; it has {steps}: its sessions are shorter, or its feedback does not arrive"
 
 
-def _why_not_whole(comparison: VersionComparison | None, ignored: Ignored) -> str:
+def _partial_visits_problem(comparison: VersionComparison | None, ignored: Ignored) -> str:
     """Say why sessions of a version may be parts of visits only, and what to do; empty if they are not."""
     if comparison is None:
         found = [_found(total)] if (total := ignored.total()) else []
     else:
         found = [
-            f"{_found(apart)}{f', worth {apart.reward:.4g}' if apart.reward else ''}, beside "
+            f"{_found(partial)}{f', worth {partial.reward:.4g}' if partial.reward else ''}, beside "
             f"{side.sessions:,} sessions of {side.version}, worth {side.size:.4g}"
-            for side, apart in _sides(comparison, ignored)
-            if apart.count > MAX_APART * side.sessions or apart.reward > MAX_APART_REWARD * side.size
+            for side, partial in _sides(comparison, ignored)
+            if partial.count > MAX_PARTIAL * side.sessions or partial.reward > MAX_PARTIAL_REWARD * side.size
         ]
     rule = "send the same user, or the same session and no user, with every request of a visit"
     return f"not promoted, since {', and '.join(found)}: {rule}" if found else ""
 
 
-def _why_lost(ignored: Ignored) -> str:
+def _lost_records_problem(ignored: Ignored) -> str:
     """Say that the logs have lost records, which may show what a canary costs; empty if they have not."""
     if not ignored.lost:
         return ""
     return f"not promoted, since {ignored.lost:,} records of its trial are lost (mbcal log show): begin it anew"
 
 
-def _sides(comparison: VersionComparison, ignored: Ignored) -> tuple[tuple[Side, Apart], tuple[Side, Apart]]:
-    """Return the canary and the live version, each with what is apart of it. What is of neither counts for the live one."""
+def _sides(comparison: VersionComparison, ignored: Ignored) -> tuple[tuple[Side, PartialVisits], tuple[Side, PartialVisits]]:
+    """Return the canary and the live version, each with its partial visits. Those of neither count for the live one."""
     a, b = comparison.a, comparison.b
-    return (a, ignored.total([a.version])), (b, ignored.total(ignored.apart.keys() - {a.version}))
+    return (a, ignored.total([a.version])), (b, ignored.total(ignored.partial_visits.keys() - {a.version}))
 
 
 def _hidden_loss(comparison: VersionComparison, ignored: Ignored) -> tuple[float, float, float]:
-    """Reward per session that may be a loss of the canary: what was cut, and what is apart, of the live version.
+    """Return the uncounted reward per session that could turn the canary's lead into a loss.
 
-    Where rewards can be negative, what does not count of the canary may have been losses. And of its feedback some may be
-    lost: of negative rewards what it has less of, unless the share of its items with feedback shows that so much cannot be.
+    Returns:
+        Reward cut from very long sessions; late rewards and those in partial visits; and negative rewards that the canary
+        may have lost with missing feedback. The first two are of the live version, and of the canary too if rewards can be
+        negative. The third is at most what the share of items with feedback allows.
     """
-    sides = _sides(comparison, ignored)[0 if comparison.least < 0 else 1 :]
-    cut, apart = (sum(parts) for parts in zip(*((s.cut / s.sessions, p.reward / s.sessions) for s, p in sides), strict=True))
+    sides = _sides(comparison, ignored)[0 if comparison.min_reward < 0 else 1 :]
+    cut = sum(side.cut / side.sessions for side, _ in sides)
+    partial = sum(visits.reward / side.sessions for side, visits in sides)
     fewer = max(comparison.b.negative - comparison.a.negative, 0.0)
-    most_lost = -comparison.step_least * max(-comparison.answered.lower, 0.0) if comparison.step_least else 0.0
-    return cut, apart, min(fewer, most_lost)
+    steps_lost = max(-comparison.feedback_gap.anytime_low, 0.0)
+    most_lost = -comparison.min_step_reward * steps_lost if comparison.min_step_reward else 0.0  # steps may be infinite
+    return cut, partial, min(fewer, most_lost)
 
 
 def _hidden_gain(comparison: VersionComparison, ignored: Ignored) -> float:
-    """Reward per session by which a canary may be better, likewise.
+    """Return the uncounted reward per session that the canary may have earned.
 
-    Of what was cut not that of one user, who must not stop a withdrawal. Of late rewards and parts of visits, which both
-    versions have, what the canary has more; where rewards can be negative, the difference.
+    Cut rewards without those of the user with most, who must not stop a withdrawal, plus its surplus of late and
+    partial-visit rewards. If rewards can be negative: the absolute difference, and the live version's cut rewards too.
     """
     (a, own), (b, other) = _sides(comparison, ignored)
-    lost = (b.cut - b.most_cut) / b.sessions if comparison.least < 0 else 0.0
-    apart = own.reward / a.sessions - other.reward / b.sessions
-    return (a.cut - a.most_cut) / a.sessions + lost + (abs(apart) if comparison.least < 0 else max(apart, 0.0))
+    cut, surplus = (a.cut - a.most_cut) / a.sessions, own.reward / a.sessions - other.reward / b.sessions
+    if comparison.min_reward < 0:
+        return cut + (b.cut - b.most_cut) / b.sessions + abs(surplus)
+    return cut + max(surplus, 0.0)
 
 
-def _hidden_hint(comparison: VersionComparison, ignored: Ignored) -> str:
+def _hidden_hints(comparison: VersionComparison, ignored: Ignored) -> list[str]:
     """Say how much does not count and may be what a canary loses; empty if all counts."""
     sources = (
-        f"that long sessions earned beyond {comparison.most:.4g}",
+        f"that long sessions earned beyond {comparison.max_reward:.4g}",
         "that came late or in parts of visits",
         "of negative rewards that it has less of, and whose feedback may be lost,",
     )
     parts = zip(_hidden_loss(comparison, ignored), sources, strict=True)
-    return "".join(f"; {hidden:.3g} per session {source} do not count" for hidden, source in parts if hidden)
+    return [f"{hidden:.3g} per session {source} do not count" for hidden, source in parts if hidden]
 
 
-def _found(apart: Apart) -> str:
+def _found(partial: PartialVisits) -> str:
     """Say what may belong to other sessions."""
     kinds = (
-        (apart.headless, "sessions have no beginning in the log"),
-        (apart.nameless, "decisions have neither session nor user"),
+        (partial.missing_start, "sessions have no beginning in the log"),
+        (partial.unattributed, "decisions have neither session nor user"),
         (
-            apart.late,
+            partial.late,
             "decisions have rewards that came after the end of their session "
             "(give a longer --lifetime, or --idle; send what ends a visit last)",
         ),
-        (apart.unlinked, "visits may be known by user alone at first and by session alone later"),
+        (partial.unmatched, "visits may be known by user alone at first and by session alone later"),
     )
     return ", ".join(f"{count:,} {words}" for count, words in kinds if count)

@@ -16,22 +16,22 @@ from numpy.typing import NDArray
 
 from mbcal.decision_log.joined import Joined
 from mbcal.decision_log.records import Record
-from mbcal.evaluation.ope.difference import Difference, cumulative_weights, decided_share
+from mbcal.evaluation.ope.difference import LogDifference, cumulative_weights, greedy_share
 from mbcal.evaluation.ope.estimators import Floats
 from mbcal.evaluation.ope.propensity import PolicyChoices
 from mbcal.progress import SILENT, Progress
 from mbcal.registry.version import Version
-from mbcal.release.gate import UNJUDGED, Check, GateConfig, compare_by_log, split_judges
-from mbcal.release.heavy_users import capped_rows, heavy_rows, why_unasked
+from mbcal.release.gate import UNSHOWN, Check, GateConfig, compare_by_log, split_judges
+from mbcal.release.heavy_users import capped_rows, heavy_rows, heavy_user_problem
 from mbcal.release.obstacles import (
-    most_unseen,
-    settled_rows,
-    why_in_parts,
-    why_lost,
-    why_not_its_own,
-    why_unanswered,
+    ended_rows,
+    lost_records_problem,
+    max_hidden_differences,
+    missing_feedback_problem,
+    partial_visits_problem,
+    propensity_mismatch_problem,
 )
-from mbcal.release.other_versions import why_elsewhere
+from mbcal.release.other_versions import other_version_problem
 from mbcal.release.served_choices import served_choices
 from mbcal.types import Sessions
 
@@ -62,7 +62,7 @@ class LogEvidence(NamedTuple):
     """What a log shows of a candidate."""
 
     check: Check
-    difference: Difference
+    difference: LogDifference
     """Candidate minus live version."""
     sessions: Sessions
     """Those that judged, (N, T)."""
@@ -82,14 +82,14 @@ def choose_judges(joined: Joined, live: str, gate: GateConfig) -> Judges:
         live: The live version, whose own sessions judge.
         gate: Share of users who judge, and the tolerance.
     """
-    teaching, judging = split_judges(joined.users, joined.sessions.user, gate.judges)
+    teaching, judging = split_judges(joined.users, joined.sessions.user, gate.judge_share)
     users = frozenset(joined.users[user] for user in np.unique(joined.sessions.user[judging]).tolist())
     decided = joined.decided_by(live)
     heavy = heavy_rows(joined, np.intersect1d(teaching, decided), len(decided))
     judging = np.intersect1d(judging, decided)
     kept, cap = capped_rows(joined, judging)
-    settled, left_out = settled_rows(joined, kept, gate.tolerance), len(judging) - len(kept)
-    return Judges(teaching, settled, users, heavy, len(decided), cap, left_out)
+    ended, left_out = ended_rows(joined, kept, gate.tolerance), len(judging) - len(kept)
+    return Judges(teaching, ended, users, heavy, len(decided), cap, left_out)
 
 
 def judge_by_log(
@@ -100,7 +100,7 @@ def judge_by_log(
     gate: GateConfig,
     progress: Progress = SILENT,
     *,
-    unread: str = "",
+    unlogged_inputs: str = "",
 ) -> LogEvidence:
     """Compare a candidate with the live version by the log of the latter.
 
@@ -111,39 +111,41 @@ def judge_by_log(
         read: Reads the log again, to ask both versions about every logged decision.
         gate: The conditions.
         progress: Notified of decisions.
-        unread: What the candidate reads that the log does not hold (`why_unread`); empty if nothing.
+        unlogged_inputs: What the candidate reads that the log does not hold (`unlogged_inputs_problem`); empty if nothing.
 
     Raises:
         LogError: If decisions have left the log in the meantime.
     """
     live = versions[1].name
     rows, heavy = judges.judging, judges.heavy
-    enough = most_unseen(joined.sessions[rows], gate.tolerance)
+    enough = max_hidden_differences(joined.sessions[rows], gate.tolerance)
     served = served_choices(versions, read({live}), joined, rows, progress, enough=enough)
     is_other: NDArray[np.bool_] = np.zeros(0, np.bool_)
     if len(heavy):
         unasked = served_choices(versions, read({live}), joined, heavy, progress, enough=0)
         is_other = np.asarray(unasked.differing(joined.sessions[heavy]).any(1))
-    tolerance = gate.tolerance * decided_share(served.differing(joined.sessions[rows]), joined.epsilons[rows])
-    settled = settled_rows(joined, rows, tolerance)  # as few may go on as are tolerated below
-    served, rows = served.of_rows(np.searchsorted(rows, settled), joined.sessions.user[settled]), settled
+    tolerance = gate.tolerance * greedy_share(served.differing(joined.sessions[rows]), joined.epsilons[rows])
+    ended = ended_rows(joined, rows, tolerance)  # as few may go on as are tolerated below
+    served, rows = served.of_rows(np.searchsorted(rows, ended), joined.sessions.user[ended]), ended
     sessions, epsilon = joined.sessions[rows], joined.epsilons[rows]
     new, old = served.choices
     obstacles = [
-        unread,
-        why_unasked(joined, heavy, is_other, judges.decided),
-        why_not_its_own(old, sessions, epsilon, tolerance),
+        unlogged_inputs,
+        heavy_user_problem(joined, heavy, is_other, judges.decided),
+        propensity_mismatch_problem(old, sessions, epsilon, tolerance),
     ]
-    if served.differing(sessions).any() or served.unseen:
+    if served.differing(sessions).any() or served.hidden_differences:
         largest_weight = float(cumulative_weights(sessions, new, epsilon).max(initial=1.0))
         obstacles += [
-            why_in_parts(joined, rows, tolerance, largest_weight),
-            why_elsewhere(read(None), live, joined, judges.users, rows, tolerance),
-            why_unanswered(served, sessions, epsilon, tolerance),
-            why_lost(joined.counts),
+            partial_visits_problem(joined, rows, tolerance, largest_weight),
+            other_version_problem(read(None), live, joined, judges.users, rows, tolerance),
+            missing_feedback_problem(served, sessions, epsilon, tolerance),
+            lost_records_problem(joined.counts),
         ]
     named = "; ".join(filter(None, obstacles))
-    unjudged = served.unjudged + sum(map(bool, obstacles))
+    n_unshown = served.n_unweighted_differences + sum(map(bool, obstacles))
     last_served = joined.last_served()[rows]
-    check, difference = compare_by_log(new, old, sessions, gate, epsilon=epsilon, last_served=last_served, unjudged=unjudged)
-    return LogEvidence(check, difference, sessions, epsilon, (new, old), named or (UNJUDGED if unjudged else ""))
+    check, difference = compare_by_log(
+        new, old, sessions, gate, epsilon=epsilon, last_served=last_served, n_unshown=n_unshown
+    )
+    return LogEvidence(check, difference, sessions, epsilon, (new, old), named or (UNSHOWN if n_unshown else ""))

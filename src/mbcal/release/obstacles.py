@@ -23,7 +23,7 @@ ROUNDED = 0.01
 """Share of itself by which a logged propensity may be rounded."""
 
 
-def settled_rows(joined: Joined, judging: NDArray[np.int64], tolerance: float) -> NDArray[np.int64]:
+def ended_rows(joined: Joined, judging: NDArray[np.int64], tolerance: float) -> NDArray[np.int64]:
     """Return the judging sessions up to the first that may still be going on, in the order in which they began.
 
     What a choice costs later is missing from sessions that go on, while what it gains at once is there. To leave out these
@@ -35,15 +35,15 @@ def settled_rows(joined: Joined, judging: NDArray[np.int64], tolerance: float) -
         tolerance: Share of those returned that may go on: one that never ends does not hold up all others.
 
     Returns:
-        Their indices; if none would be left, more of them than that, which `why_in_parts` then says.
+        Their indices; if none would be left, more of them than that, which `partial_visits_problem` then says.
     """
     order = judging[np.argsort([joined.origins[row][0].time for row in judging.tolist()], kind="stable")]
     while True:  # the fewer are left, the better they show how long sessions pause
         n_going_on = np.cumsum(joined.may_go_on(longest_pause(joined, order, tolerance))[order])
-        is_settled = np.flatnonzero(n_going_on <= tolerance * np.arange(1, len(order) + 1))
-        if not len(is_settled) or is_settled[-1] + 1 == len(order):
+        is_ended = np.flatnonzero(n_going_on <= tolerance * np.arange(1, len(order) + 1))
+        if not len(is_ended) or is_ended[-1] + 1 == len(order):
             return np.sort(order)
-        order = order[: is_settled[-1] + 1]
+        order = order[: is_ended[-1] + 1]
 
 
 def longest_pause(joined: Joined, judging: NDArray[np.int64], tolerance: float) -> int:
@@ -68,7 +68,7 @@ def _weighted_quantile(values: NDArray[np.int64], weights: Floats, most: float) 
     return int(values[order[place]]) if place < len(order) else 0
 
 
-def why_in_parts(joined: Joined, judging: NDArray[np.int64], tolerance: float, largest_weight: float = 1.0) -> str:
+def partial_visits_problem(joined: Joined, judging: NDArray[np.int64], tolerance: float, largest_weight: float = 1.0) -> str:
     """Say why judging sessions may be parts of visits, whose other parts show what a choice led to; empty if they are whole.
 
     Args:
@@ -81,7 +81,7 @@ def why_in_parts(joined: Joined, judging: NDArray[np.int64], tolerance: float, l
             count so often: the candidate may serve what leads to them so much more.
     """
     counts, size = joined.counts, len(judging)
-    preceding, following = joined.in_succession()
+    preceding, following = joined.sessions_followed_soon()
     pause = longest_pause(joined, judging, tolerance)
     n_going_on, n_preceding = (int(rows[judging].sum()) for rows in (joined.may_go_on(pause), preceding))
     sessions = joined.sessions
@@ -89,10 +89,10 @@ def why_in_parts(joined: Joined, judging: NDArray[np.int64], tolerance: float, l
     earned = often * (np.abs(sessions.rewards) * sessions.mask).sum(1, dtype=np.float64)
     most = tolerance * _net_reward(sessions[judging])
     is_followed = n_preceding and earned[following & np.isin(sessions.user, sessions.user[judging])].sum() > most
-    apart = {
-        "sessions have no beginning": counts.headless,
-        "decisions have neither session nor user": counts.nameless,
-        "visits may be known by user alone at first and by session alone later": counts.unlinked,
+    partial = {
+        "sessions have no beginning": counts.missing_start,
+        "decisions have neither session nor user": counts.unattributed,
+        "visits may be known by user alone at first and by session alone later": counts.unmatched,
     }
     found = []
     if n_going_on > tolerance * size:
@@ -101,13 +101,13 @@ def why_in_parts(joined: Joined, judging: NDArray[np.int64], tolerance: float, l
     if n_preceding > tolerance * size or is_followed:
         follow = f"their users began another session within {IDLE / 60:.0f} minutes"
         found.append(f"during or after {n_preceding:,} of {size:,} judging sessions {follow}: {SEND_ONE_SESSION}")
-    if sum(apart.values()) > tolerance * size or earned[joined.is_apart].sum() > most:
-        named = ", ".join(f"{count:,} {words}" for words, count in apart.items() if count)
+    if sum(partial.values()) > tolerance * size or earned[joined.may_be_partial].sum() > most:
+        named = ", ".join(f"{count:,} {words}" for words, count in partial.items() if count)
         found.append(f"{named}, beside {size:,} judging sessions: {SEND_ONE_SESSION}")
     return "; ".join(found)
 
 
-def why_unanswered(served: ServedChoices, sessions: Sessions, epsilon: Floats, tolerance: float) -> str:
+def missing_feedback_problem(served: ServedChoices, sessions: Sessions, epsilon: Floats, tolerance: float) -> str:
     """Say that missing or late feedback may hide what the candidate's choices led to; empty if it cannot hide much.
 
     Each choice may hide a reward as large as there is. A late reward counts as often as the candidate would serve what it
@@ -124,21 +124,21 @@ def why_unanswered(served: ServedChoices, sessions: Sessions, epsilon: Floats, t
     table = sessions.behaviour_set.rewards
     least, most = min(0.0, *table), max(0.0, *table)
     weights = np.maximum(cumulative_weights(sessions, served.choices[0], epsilon).max(1), 1)
-    of_user = dict.fromkeys(served.unanswered | served.unseen, 1.0)
+    of_user = dict.fromkeys(served.missing_feedback | served.hidden_differences, 1.0)
     for user, weight in zip(sessions.user.tolist(), weights.tolist(), strict=True):
         if user in of_user:
             of_user[user] = max(of_user[user], weight)
-    hidden = float(served.late @ weights)
-    hidden += sum(count * (of_user[user] if least < 0 else 1) for user, count in served.unanswered.items())
-    hidden += sum(count * of_user[user] for user, count in served.unseen.items()) * sessions.horizon
+    hidden = float(served.late_feedback @ weights)
+    hidden += sum(count * (of_user[user] if least < 0 else 1) for user, count in served.missing_feedback.items())
+    hidden += sum(count * of_user[user] for user, count in served.hidden_differences.items()) * sessions.horizon
     if hidden * (most - least) <= tolerance * _net_reward(sessions):
         return ""
-    if served.unseen:
+    if n_hidden := sum(served.hidden_differences.values()):
         return (
-            f"the candidate chooses otherwise at {sum(served.unseen.values()):,} choices or more that have no feedback, or "
+            f"the candidate chooses otherwise at {n_hidden:,} choices or more that have no feedback, or "
             f"neither session nor user, which may change more than {tolerance:.1%} of the reward: send feedback on all items"
         )
-    n_missing, n_late = sum(served.unanswered.values()), int(served.late.sum())
+    n_missing, n_late = sum(served.missing_feedback.values()), int(served.late_feedback.sum())
     what = " and ".join(
         (f"no feedback on {n_missing:,} choices",) * (n_missing > 0)
         + (f"feedback on {n_late:,} choices only after another session had begun",) * (n_late > 0)
@@ -149,8 +149,8 @@ def why_unanswered(served: ServedChoices, sessions: Sessions, epsilon: Floats, t
     )
 
 
-def most_unseen(sessions: Sessions, tolerance: float) -> float:
-    """Return the number of `ServedChoices.unseen` above which `why_unanswered` surely says so."""
+def max_hidden_differences(sessions: Sessions, tolerance: float) -> float:
+    """Return the number of `ServedChoices.hidden_differences` above which `missing_feedback_problem` surely says so."""
     table = sessions.behaviour_set.rewards
     width = sessions.horizon * (max(0.0, *table) - min(0.0, *table))
     return tolerance * float((np.abs(sessions.rewards) * sessions.mask).sum(dtype=np.float64)) / max(width, 1e-12)
@@ -161,7 +161,7 @@ def _net_reward(sessions: Sessions) -> float:
     return abs(float((sessions.rewards * sessions.mask).sum(dtype=np.float64)))
 
 
-def why_not_its_own(live: PolicyChoices, sessions: Sessions, epsilon: Floats, tolerance: float) -> str:
+def propensity_mismatch_problem(live: PolicyChoices, sessions: Sessions, epsilon: Floats, tolerance: float) -> str:
     """Say that the live version, asked again, has other propensities than the log; empty if it has not.
 
     Another model had its name then, as where a registry was begun anew beside the log of the old one: a candidate that is no
@@ -184,12 +184,12 @@ def why_not_its_own(live: PolicyChoices, sessions: Sessions, epsilon: Floats, to
     )
 
 
-def why_lost(counts: JoinCounts) -> str:
+def lost_records_problem(counts: JoinCounts) -> str:
     """Say that the log has lost records, which may have shown what choices led to; empty if it has not."""
     return f"the log has lost records ({', '.join(counts.lost)})" if counts.lost else ""
 
 
-def why_unread(candidate: Domain, live: Domain) -> str:
+def unlogged_inputs_problem(candidate: Domain, live: Domain) -> str:
     """Say what the candidate reads that the live version does not, and so is not logged; empty if there is nothing.
 
     It would choose by it once it is live, and was judged without.

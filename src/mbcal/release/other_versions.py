@@ -14,7 +14,7 @@ from mbcal.decision_log.records import Decision, Record
 from mbcal.decision_log.visits import IDLE, user_name
 
 
-def why_elsewhere(
+def other_version_problem(
     records: Iterable[Record],
     live: str,
     joined: Joined,

@@ -36,8 +36,8 @@ MOST_EARLY_BYTES = 256 << 20
 """Memory of feedback that came before its decision; of more, the oldest is dropped."""
 MOST_BYTES = 1 << 30
 """Memory of all records that are not counted. With more, sessions that are long over are counted before the next look."""
-SETTLING = 10.0
-"""Seconds within which a record is in the log, about: a look leaves out what happened later."""
+LOGGING_DELAY = 10.0
+"""Seconds within which a record is in the log, about. So a look leaves out what happened later."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class SessionRule:
     """Seconds after its first decision from which nothing counts any more."""
 
     @property
-    def settling(self) -> float:
+    def logging_delay(self) -> float:
         """Seconds before a look from which records may still be missing in the log."""
-        return min(SETTLING, self.idle)
+        return min(LOGGING_DELAY, self.idle)
 
     def __post_init__(self) -> None:
         if self.horizon < 1 or not 0 < self.idle <= self.longest:
@@ -81,11 +81,11 @@ class Outcomes:
     """(N,) exploration of the first decision."""
     size: NDArray[np.float64]
     """(N,) sum of rewards without their signs."""
-    least: float
+    min_reward: float
     """The least that a session may earn (`CountingRule.bounds`). What a session earned beyond does not count."""
-    most: float
+    max_reward: float
     """The most: a reward this large may be there, and not have been met yet."""
-    step_least: float = 0.0
+    min_step_reward: float = 0.0
     """The least that a step may earn, at most 0."""
     offered: NDArray[np.int32] | None = None
     """(N,) items that were returned, with feedback or without; None: as many as steps."""
@@ -129,7 +129,7 @@ class OutcomeReader:
         self._decisions: dict[str, LoggedDecision] = {}
         self._early: OrderedDict[str, dict[str, Response]] = OrderedDict()  # feedback by decision and item
         self._counted, self._late = CountedDecisions(), CountedIds()  # the latter: decisions with late rewards
-        self._nameless = CountedDecisions()  # those that belong to no session
+        self._unattributed = CountedDecisions()  # those that belong to no session
         self._names = CountedIds()  # of counted sessions
         self._requested = {"": CountedIds(), "user": CountedIds()}  # what requests called sessions, without and with a user
         self._without_session, self._without_user = Counter[str](), Counter[str]()  # counted sessions by version
@@ -167,13 +167,13 @@ class OutcomeReader:
     def _add_decision(self, record: Decision) -> None:
         decision = LoggedDecision.of(record)
         if decision is None:
-            if self._nameless.version_of(record.id) is None:
+            if self._unattributed.version_of(record.id) is None:
                 is_of_trial = record.time >= self._rule.since
-                self._nameless.add(record.id, record.version, record.items, [] if is_of_trial else record.items)
+                self._unattributed.add(record.id, record.version, record.items, [] if is_of_trial else record.items)
                 if is_of_trial:
-                    self.ignored.of(record.version).nameless += 1
+                    self.ignored.of(record.version).unattributed += 1
             for item, (_, _, behaviour) in self._take_early(record.id).items():
-                self._add_nameless(record.version, record.id, item, behaviour)
+                self._add_unattributed(record.version, record.id, item, behaviour)
             return
         known = self._decisions.get(decision.id)
         if known is not None or self._counted.version_of(decision.id) is not None:
@@ -192,8 +192,8 @@ class OutcomeReader:
 
     def _add_feedback(self, feedback: Feedback) -> None:
         decision, response = self._decisions.get(feedback.decision), (feedback.time, feedback.id, feedback.behaviour)
-        if (version := self._nameless.version_of(feedback.decision)) is not None:
-            self._add_nameless(version, feedback.decision, feedback.item, feedback.behaviour)
+        if (version := self._unattributed.version_of(feedback.decision)) is not None:
+            self._add_unattributed(version, feedback.decision, feedback.item, feedback.behaviour)
             return
         if (version := self._counted.version_of(feedback.decision)) is not None:
             self._add_late(version, feedback)
@@ -218,13 +218,13 @@ class OutcomeReader:
 
     def _note_late(self, version: str, decision: str, reward: float) -> None:
         """Take note of rewards that came too late: one more decision of a version, unless it had such rewards before."""
-        apart = self.ignored.of(version)
-        apart.late, apart.reward = apart.late + (decision not in self._late), apart.reward + reward
+        partial = self.ignored.of(version)
+        partial.late, partial.reward = partial.late + (decision not in self._late), partial.reward + reward
         self._late.add(decision)
 
-    def _add_nameless(self, version: str, decision: str, item: str, behaviour: str) -> None:
+    def _add_unattributed(self, version: str, decision: str, item: str, behaviour: str) -> None:
         """Take note of feedback on a decision that belongs to no session, the first on each item that it returned."""
-        kind = self._nameless.respond(decision, item)
+        kind = self._unattributed.respond(decision, item)
         self.ignored.not_shown += kind == "not shown"
         if kind == "first":
             self.ignored.of(version).reward += abs(self._rule.rewards.get(behaviour, 0.0))
@@ -264,8 +264,14 @@ class OutcomeReader:
         self._count(now)
         columns: dict[str, Any] = {name: np.array(values) for name, values in self._columns.items()}
         least, most = self._rule.bounds(columns["length"], self._horizon)
-        step_least = min(0.0, *self._rule.rewards.values())
-        return Outcomes(tuple(self._versions), tuple(self._users), **columns, least=least, most=most, step_least=step_least)
+        return Outcomes(
+            tuple(self._versions),
+            tuple(self._users),
+            **columns,
+            min_reward=least,
+            max_reward=most,
+            min_step_reward=min(0.0, *self._rule.rewards.values()),
+        )
 
     def _count(self, now: int) -> None:
         waiting: list[Session] = []
@@ -284,7 +290,7 @@ class OutcomeReader:
             when < now - self._rule.longest for when, _, _ in next(iter(self._early.values())).values()
         ):
             self._drop_oldest()
-        self._note_unlinked()
+        self._note_unmatched()
 
     def _count_session(self, session: Session) -> None:
         """Count a session and forget its decisions. A name that began may go on after a pause."""
@@ -296,8 +302,8 @@ class OutcomeReader:
         if is_of_trial and has_beginning:
             self._append(session)
         elif is_of_trial:
-            apart = self.ignored.of(version)
-            apart.headless, apart.reward = apart.headless + 1, apart.reward + session.size
+            partial = self.ignored.of(version)
+            partial.missing_start, partial.reward = partial.missing_start + 1, partial.reward + session.size
         if has_beginning:
             self._names.add(session.first.name)
         for decision in session.decisions:
@@ -305,12 +311,12 @@ class OutcomeReader:
             self._counted.add(decision.id, version, decision.items, answered)
         self._remove(session.decisions)
 
-    def _note_unlinked(self) -> None:
+    def _note_unmatched(self) -> None:
         """Take note of the sessions that may be one visit with another: the kind of which there are fewer."""
         fewer = min(self._without_session, self._without_user, key=Counter.total)
         for version in self._versions:
-            if fewer[version] or version in self.ignored.apart:
-                self.ignored.of(version).unlinked = fewer[version]
+            if fewer[version] or version in self.ignored.partial_visits:
+                self.ignored.of(version).unmatched = fewer[version]
 
     def _has_other_part(self, session: Session) -> bool:
         """Whether its requests were counted without their user before, or with one if they name none, as after a logout."""

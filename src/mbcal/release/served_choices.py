@@ -9,8 +9,9 @@ that had arrived, knows no user by number, and breaks ties in numpy. A gate that
 could publish a policy that it never judged.
 
 Sessions hold steps with feedback, cut at the horizon, and so do their weights. What was served beyond that may still change
-what users do later: `ServedChoices.unjudged` and `ServedChoices.unseen` count the choices among it at which the versions
-differ. Decisions with neither session nor user are joined to no others, so all of their choices belong there.
+what users do later: `ServedChoices.n_unweighted_differences` and `ServedChoices.hidden_differences` count the choices among
+it at which the versions differ. Decisions with neither session nor user are joined to no others, so all of their choices
+belong there.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.decision_log.join import available_candidates
-from mbcal.decision_log.joined import Joined, StepOrigin, came_before_answer
+from mbcal.decision_log.joined import Joined, StepOrigin, served_before_feedback
 from mbcal.decision_log.records import SKEW, Decision, Record
 from mbcal.decision_log.visits import user_name
 from mbcal.errors import LogError
@@ -44,16 +45,16 @@ class ServedChoices(NamedTuple):
 
     choices: list[PolicyChoices]
     """Of each version, (N, T). The logged choice and the number of candidates are the same for all."""
-    unjudged: int
+    n_unweighted_differences: int
     """Steps at which the versions differ and whose effect no weight contains: those in a window after which the session went
     on, or before whose beginning not all feedback on earlier windows had come."""
-    unanswered: dict[int, int]
+    missing_feedback: dict[int, int]
     """User -> choices without feedback, of users for whom the versions differ at a step: what another choice cost may be
     what users did not do there, or have not reported yet."""
-    late: NDArray[np.int64]
+    late_feedback: NDArray[np.int64]
     """(N,) steps with feedback that came after their user began a later session in which the versions differ: what users did
     may depend on choices there."""
-    unseen: dict[int, int]
+    hidden_differences: dict[int, int]
     """User (-1 if the user has no step) -> served choices at which the versions differ and that are no steps, or belong to
     no session: those without feedback, and all of decisions with neither session nor user."""
 
@@ -63,7 +64,7 @@ class ServedChoices(NamedTuple):
         return np.asarray(np.any([choices.best != first.best for choices in others], axis=0) & sessions.mask, np.bool_)
 
     def of_rows(self, rows: NDArray[np.int64], users: NDArray[np.int32]) -> ServedChoices:
-        """Return what concerns some of the sessions; `unjudged` stays as it is.
+        """Return what concerns some of the sessions; `n_unweighted_differences` stays as it is.
 
         Args:
             rows: (M,) which of the N.
@@ -71,11 +72,16 @@ class ServedChoices(NamedTuple):
         """
         choices = [PolicyChoices(own.best[rows], own.logged[rows], own.count[rows]) for own in self.choices]
         judging = set(users.tolist())
-        unanswered, unseen = (
+        missing_feedback, hidden_differences = (
             {user: count for user, count in counts.items() if user in judging or user < 0}
-            for counts in (self.unanswered, self.unseen)
+            for counts in (self.missing_feedback, self.hidden_differences)
         )
-        return self._replace(choices=choices, unanswered=unanswered, late=self.late[rows], unseen=unseen)
+        return self._replace(
+            choices=choices,
+            missing_feedback=missing_feedback,
+            late_feedback=self.late_feedback[rows],
+            hidden_differences=hidden_differences,
+        )
 
 
 def served_choices(
@@ -95,7 +101,7 @@ def served_choices(
         joined: The sessions.
         rows: (N,) which of them.
         progress: Notified of decisions.
-        enough: With more `unseen` choices than this, no further ones are looked for.
+        enough: With more `hidden_differences` than this, no further ones are looked for.
 
     Raises:
         LogError: If a decision is no longer in the records, or returned an item that it could not choose.
@@ -138,29 +144,31 @@ def served_choices(
     n_linked = int(differs[_linked(joined)[rows]].sum())
     is_other = np.any(differs, axis=1)
     users = np.unique(sessions.user[is_other]).tolist()
-    unanswered = {user: hidden.unanswered[name] for user in users if (name := joined.users[user]) in hidden.unanswered}
+    missing = hidden.missing_feedback
+    missing_feedback = {user: missing[name] for user in users if (name := joined.users[user]) in missing}
     every = [PolicyChoices(choices, logged, count) for choices in best]
     numbers = {name: number for number, name in enumerate(joined.users)}
-    unseen = Counter[int]()
+    hidden_differences = Counter[int]()
     for name, number in hidden.differing.items():
-        unseen[numbers.get(name, -1)] += number
-    return ServedChoices(every, n_linked, unanswered, _n_late(joined, rows, is_other), dict(unseen))
+        hidden_differences[numbers.get(name, -1)] += number
+    late_feedback = _late_feedback(joined, rows, is_other)
+    return ServedChoices(every, n_linked, missing_feedback, late_feedback, dict(hidden_differences))
 
 
 class _HiddenChoices:
-    """Served choices of which the log does not show what follows, of users who judge or have no step at all.
+    """Served choices without logged consequences: items without feedback, and decisions with neither session nor user.
 
-    No feedback came, or neither session nor user says which decisions followed. Feedback on the newest decisions may still
-    come, so these do not matter.
+    Those of users who judge, or who have no step at all. Feedback on the newest decisions may still come, so these do not
+    matter.
     """
 
     def __init__(self, joined: Joined, rows: NDArray[np.int64], enough: float) -> None:
         self.differing: Counter[str] = Counter()
         """Choices at which the versions differ by user; the search ends when there are more than `enough`."""
-        self.unanswered: Counter[str] = Counter()
+        self.missing_feedback: Counter[str] = Counter()
         """Choices without feedback by user."""
         self._enough = enough
-        self._until = joined.settled_until()
+        self._until = joined.ended_until()
         self._answered: dict[str, set[int]] = defaultdict(set)
         self._times: dict[str, int] = {}
         for origin in chain.from_iterable(joined.origins):
@@ -178,7 +186,7 @@ class _HiddenChoices:
         answered = self._answered.get(decision.id, set())
         unanswered = [rank for rank in range(len(decision.items)) if rank not in answered]
         if unanswered:
-            self.unanswered[user] += len(unanswered)
+            self.missing_feedback[user] += len(unanswered)
         if self.differing.total() > self._enough:
             return []
         return unanswered if decision.session or decision.user else list(range(len(decision.items)))
@@ -220,17 +228,17 @@ class _LatestAnswers:
             self._steps.append(step)
 
     def any_after(self, other: StepOrigin) -> bool:
-        """Whether another step may have been served before the feedback on any of these came (`came_before_answer`).
+        """Whether another step may have been served before the feedback on any of these came (`served_before_feedback`).
 
         Of all steps, and of those that the server did not know, the one answered last decides. Items of one decision are
         neighbours, so the last step shows whether one is of the same.
         """
         unknown = bisect_left(self._steps, other.known, key=lambda step: step.number)
         deciding = [*self._steps[:1], *self._steps[unknown : unknown + 1], *self._steps[-1:]]
-        return any(came_before_answer(other, step) for step in deciding)
+        return any(served_before_feedback(other, step) for step in deciding)
 
 
-def _n_late(joined: Joined, rows: NDArray[np.int64], differs: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _late_feedback(joined: Joined, rows: NDArray[np.int64], differs: NDArray[np.bool_]) -> NDArray[np.int64]:
     """(N,) steps whose feedback came after their user began another session in which versions differ; differs (N,)."""
     begun: dict[int, list[tuple[int, str]]] = defaultdict(list)  # these sessions by user, in order of time
     for row in rows[differs].tolist():

@@ -34,7 +34,7 @@ from mbcal.progress import SILENT, Progress
 from mbcal.registry.pointer import Pointer
 from mbcal.registry.registry import Registry
 from mbcal.registry.updates import FOLDER
-from mbcal.release.canary import why_blocked
+from mbcal.release.canary import running_trial_problem
 from mbcal.release.failures import Failures
 from mbcal.release.gate import (
     GateConfig,
@@ -42,11 +42,11 @@ from mbcal.release.gate import (
     combined_answer,
     compare_by_simulator,
     other_estimates,
-    why_undecided,
+    undecided_reason,
 )
 from mbcal.release.log_evidence import LogEvidence, choose_judges, judge_by_log
 from mbcal.release.log_records import LogFolders, join_versions, newest_part
-from mbcal.release.obstacles import why_unread
+from mbcal.release.obstacles import unlogged_inputs_problem
 from mbcal.release.verdict_files import record_verdict, write_verdict
 from mbcal.training.config import TrainingConfig
 from mbcal.training.replay import round_passes
@@ -57,7 +57,7 @@ from mbcal.types import Sessions
 class UpdateConfig:
     """How a candidate is learned and judged."""
 
-    replay: int = 10
+    versions: int = 10
     """Versions whose decisions teach, the live one included: 1 is the live one alone."""
     decisions: int = 500_000
     """Newest decisions of these versions that teach and judge, at most. All of them are held in memory."""
@@ -67,12 +67,12 @@ class UpdateConfig:
     gate: GateConfig = field(default_factory=GateConfig)
     """Conditions of the gate."""
     seed: int = 0
-    """Names resamples and simulated noise. Who judges does not depend on it."""
+    """Seed of resamples and simulated noise. Who judges does not depend on it."""
 
     def __post_init__(self) -> None:
-        if self.replay < 1 or self.decisions < 1 or (self.epochs is not None and self.epochs < 1):
-            given = f"{self.replay}, {self.decisions} and {self.epochs}"
-            raise OptionError(f"replay, decisions and epochs: must be at least 1, got {given}")
+        if self.versions < 1 or self.decisions < 1 or (self.epochs is not None and self.epochs < 1):
+            given = f"{self.versions}, {self.decisions} and {self.epochs}"
+            raise OptionError(f"versions, decisions and epochs: must be at least 1, got {given}")
 
 
 def update(
@@ -117,21 +117,21 @@ def update(
     if live_name is None:
         raise InputError(f"{registry.path}: no version is live; publish one with 'mbcal registry publish'")
     if pointer.canary is not None:
-        raise ConflictError(f"{registry.path}: {why_blocked(registry, pointer)}")
+        raise ConflictError(f"{registry.path}: {running_trial_problem(registry, pointer)}")
     live = load(registry.open(live_name).path, device)
     is_grown = candidate is not None and candidate.domain.catalog.extends(live.domain.catalog)
     catalog = candidate.domain.catalog if candidate is not None and is_grown else live.domain.catalog
-    earlier = registry.previous_versions()[-(config.replay - 1) :] if config.replay > 1 else []
+    earlier = registry.previous_versions()[-(config.versions - 1) :] if config.versions > 1 else []
     known = {*earlier, live_name}
     newest = newest_part(log, known, config.decisions)
     joined = join_versions(newest, known, live.domain, catalog)
     live.extend_catalog(joined.sessions.catalog)
     sessions, verdict = joined.sessions, Verdict(live_name, counts=joined.counts)
     judges = choose_judges(joined, live_name, gate)
-    if len(sessions) < gate.sessions or not len(judges.judging):
+    if len(sessions) < gate.min_sessions or not len(judges.judging):
         verdict.reason = (
             f"{len(sessions)} sessions are logged, {len(judges.judging)} of users who judge are of the live version alone; "
-            f"{gate.sessions} and at least one are needed"
+            f"{gate.min_sessions} and at least one are needed"
         )
         verdict.reason += "" if newest.since is None else "; older ones were left out (--decisions)"
         record_verdict(registry.path / FOLDER, verdict)
@@ -147,8 +147,8 @@ def update(
     with tempfile.TemporaryDirectory(prefix="mbcal-") as folder:  # as it would be published
         unpublished = Registry(folder)
         versions = (unpublished.open(unpublished.publish(candidate)), registry.open(live_name))
-        unread = why_unread(candidate.domain, live.domain)
-        evidence = judge_by_log(versions, joined, judges, newest.records, gate, progress, unread=unread)
+        unlogged_inputs = unlogged_inputs_problem(candidate.domain, live.domain)
+        evidence = judge_by_log(versions, joined, judges, newest.records, gate, progress, unlogged_inputs=unlogged_inputs)
     judged, difference = evidence.sessions, evidence.difference
     verdict.checks, verdict.difference = [evidence.check], difference
     verdict.estimates, verdict.void = other_estimates(
@@ -184,7 +184,7 @@ def _reason(verdict: Verdict, evidence: LogEvidence, gate: GateConfig, is_given:
         return f"the candidate is worse: {'; '.join(worse)}"
     if evidence.unshown:
         return f"the log cannot tell: {evidence.unshown}"
-    return why_undecided(evidence.difference, gate.tolerance)
+    return undecided_reason(evidence.difference, gate.tolerance)
 
 
 def _act(registry: Registry, pointer: Pointer, candidate: Agent, verdict: Verdict, gate: GateConfig) -> None:

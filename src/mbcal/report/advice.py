@@ -13,7 +13,7 @@ import numpy as np
 
 from mbcal.config import to_dict
 from mbcal.evaluation.experiment.config import PRESETS, experiment_config
-from mbcal.report.standing import Gap, Standing, compare
+from mbcal.report.standing import MethodGap, Standing, compare
 from mbcal.report.summary import JUDGES, PROTOCOLS, RunSummary
 
 ENOUGH_SEEDS = 3
@@ -66,7 +66,7 @@ def certainty(summary: RunSummary) -> list[str]:
     return sentences
 
 
-def _in_words(gap: Gap) -> str:
+def _in_words(gap: MethodGap) -> str:
     words = {
         "level": "which may be nothing: the interval contains zero",
         "untrusted": "which is less than the judge can be trusted for",
@@ -124,7 +124,7 @@ def next_steps(summary: RunSummary) -> list[tuple[str, str]]:
         model = shlex.quote(str(run.path(_best_cell(summary, standing.best), "models")))
         text = (
             f"Let real users decide: publish {standing.best} beside the live version, and make it the canary. Servers that "
-            "run with --canary give it that share of sessions (docs/canary.md). VERSION is what the first command prints."
+            "run with --canary give it that share of users (docs/canary.md). VERSION is what the first command prints."
         )
         publish = f"mbcal registry publish {model} --registry REGISTRY --no-activate"
         steps.append((text, f"{publish}\nmbcal registry canary VERSION --registry REGISTRY"))

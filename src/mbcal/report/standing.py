@@ -17,12 +17,14 @@ from mbcal.report.formats import format_interval, format_mean
 
 BASELINES = ("gru4rec", "popular", "random")
 """Methods that others are compared with, in order of preference: the first that a run has is its baseline."""
+MOST_NAMED = 3
+"""Methods that a sentence names; the rest is counted."""
 FEWEST_USERS = 6
 """With fewer users, a gap that is the same for all of them may be chance: by a sign test, p is 2 / 2^users."""
 
 
 @dataclass(frozen=True)
-class Gap:
+class MethodGap:
     """One method against another on the same sessions."""
 
     method: str
@@ -58,13 +60,13 @@ class Standing:
 
     best: str
     """The method with the highest mean reward."""
-    close: tuple[Gap, ...]
+    close: tuple[MethodGap, ...]
     """The best against each method that it is not distinguishable from (level, or untrusted), best first."""
-    runner_up: Gap | None
+    runner_up: MethodGap | None
     """The best against the second; None if there is one method."""
-    baseline: Gap | None
+    baseline: MethodGap | None
     """The best against the baseline; None if it is the best itself, or there is none."""
-    log: Gap | None = None
+    log: MethodGap | None = None
     """The best against the log, in the same sessions; None if there is no log."""
     logged: float = np.nan
     """What the log earned per session."""
@@ -143,7 +145,9 @@ def standing(
     return replace(found, log=against, logged=float(logged.mean()))
 
 
-def compare(method: str, other: str, rewards: Mapping[str, Rewards], users: NDArray[Any], trust: Trust | None = None) -> Gap:
+def compare(
+    method: str, other: str, rewards: Mapping[str, Rewards], users: NDArray[Any], trust: Trust | None = None
+) -> MethodGap:
     """Compare two methods on the same sessions; arguments are those of `standing`."""
     first, second = (np.atleast_2d(rewards[name]) for name in (method, other))
     gap = paired_difference(first, second, users)[0]
@@ -151,10 +155,10 @@ def compare(method: str, other: str, rewards: Mapping[str, Rewards], users: NDAr
         gap = Mean(gap.mean, -np.inf, np.inf, gap.count, np.inf)
     means = sorted((first.mean(1), second.mean(1)), key=lambda seeds: -float(seeds.mean()))
     overlap = min(len(first), len(second)) > 1 and bool(means[0].min() <= means[1].max())
-    return Gap(method, other, gap, trust, overlap)
+    return MethodGap(method, other, gap, trust, overlap)
 
 
-def _lead(gap: Gap, title: str = "") -> str:
+def _lead(gap: MethodGap, title: str = "") -> str:
     """A lead in words, to follow `X is`."""
     amount = f"{format_mean(gap.gap)} per session {format_interval(gap.gap)}".rstrip()
     unsteady = ", though another training could turn it around" if gap.overlap else ""
@@ -166,7 +170,7 @@ def _limit(trust: Trust | None) -> str:
     return "nothing" if trust is None or trust.problem else f"{trust.difference:.3g} or more"
 
 
-def _listed(names: Sequence[str], most: int = 3) -> str:
+def _listed(names: Sequence[str]) -> str:
     """Names joined by commas and `and`; the rest of many is counted."""
-    shown = [*names[:most], *([f"{len(names) - most} more"] if len(names) > most else [])]
+    shown = [*names[:MOST_NAMED], *([f"{len(names) - MOST_NAMED} more"] if len(names) > MOST_NAMED else [])]
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"

@@ -26,7 +26,7 @@ _ESTIMATORS = {
     "dr": ("doubly robust", "A model of the rewards, corrected by weighted steps where it is wrong."),
     "direct": ("model alone", "What a model of the rewards predicts, without a correction."),
 }
-_INTERVALS = {"bca": "bootstrap", "percentile": "bootstrap"}
+_INTERVALS = {"bca": "bootstrap"}
 _COUNTS = {
     "decisions": ("decisions", "Requests to rank that the compared versions answered."),
     "feedback": ("feedback", "All feedback in the log, or in its newest part."),
@@ -42,9 +42,9 @@ _COUNTS = {
     ),
     "unknown_behaviours": ("feedback with unknown behaviours", "The model does not know these behaviours; it is left out."),
     "unknown_history": ("steps of histories with unknown behaviours", "They are left out likewise."),
-    "headless": ("sessions without a beginning", "Something was shown before their first decision in the log."),
-    "nameless": ("decisions with neither session nor user", "Any of them may belong to any session."),
-    "unlinked": ("visits known in two ways", "By user alone at first and by session alone later, or the other way round."),
+    "missing_start": ("sessions without a beginning", "Something was shown before their first decision in the log."),
+    "unattributed": ("decisions with neither session nor user", "Any of them may belong to any session."),
+    "unmatched": ("visits known in two ways", "By user alone at first and by session alone later, or the other way round."),
     "since": (
         "read from",
         "Earlier decisions were left out with the feedback on them: only the newest are read (--decisions).",
@@ -146,7 +146,7 @@ def _facts(verdict: Mapping[str, Any]) -> list[list[str]]:
             ["judged by", f"{difference['sessions']:,} sessions of {difference['users']:,} users who did not teach it"],
             ["reward in the log", f"{_number(difference['reward'])} per session"],
             ["choices that differ", f"{difference['differing']:,} of {difference['steps']:,}"],
-            ["of these, shown by the log", f"{difference['seen']:,}"],
+            ["of these, shown by the log", f"{difference['n_observed']:,}"],
         ]
     return [[escape(cell) for cell in row] for row in rows]
 

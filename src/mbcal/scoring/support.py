@@ -21,17 +21,16 @@ HALF_SUPPORT = 10.0
 """k: with so many occurrences in training, an item's own score and that of the unknown item count half each."""
 
 
-def support_weights(occurrences: NDArray[np.int64], n_rows: int, half: float = HALF_SUPPORT) -> NDArray[np.float32]:
+def support_weights(occurrences: NDArray[np.int64], n_rows: int) -> NDArray[np.float32]:
     """Return the weight n / (n + k) of each row's own score, (n_rows,) float32.
 
     Args:
         occurrences: (R,) how often each row occurs in training; rows beyond R never do.
         n_rows: Rows of the catalogue, which may have grown since.
-        half: k.
     """
     counts = np.zeros(n_rows)
     counts[: len(occurrences)] = occurrences
-    return (counts / (counts + half)).astype(np.float32)
+    return (counts / (counts + HALF_SUPPORT)).astype(np.float32)
 
 
 @dataclass(frozen=True)

@@ -89,9 +89,9 @@ def print_event(event: str, **values: Any) -> None:
     _lines.add(_line(event, **values))
 
 
-def flush_events(seconds: float = EXIT_SECONDS) -> None:
-    """Wait until all events are printed, so many seconds at most."""
-    _lines.flush(seconds)
+def flush_events() -> None:
+    """Wait until all events are printed, `EXIT_SECONDS` at most."""
+    _lines.flush(EXIT_SECONDS)
 
 
 atexit.register(flush_events)

@@ -106,10 +106,6 @@ class Ranker:
         """Estimated bytes of all cached states."""
         return self._states.used_bytes
 
-    def is_cached(self, session: str) -> bool:
-        """Whether the scorer's state of this session is in the cache."""
-        return session in self._states
-
     def rank(
         self,
         history: TextSteps,

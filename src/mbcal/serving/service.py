@@ -96,7 +96,7 @@ class Service:
     lifetime: float = 1800.0
     """Seconds for which the answer to a request with an id is remembered."""
     canary_settings: CanarySettings = field(default_factory=CanarySettings)
-    """Which share of sessions the registry's canary gets."""
+    """Which share of users, or of sessions without a user, the registry's canary gets."""
 
     def __post_init__(self) -> None:
         self.ranker: Ranker | None = None

@@ -129,7 +129,7 @@ class StatsAnswer(msgspec.Struct):
     canary: str | None = None
     """The canary that gets sessions here; null if there is none."""
     canary_share: float = 0.0
-    """Share of sessions that a canary gets here."""
+    """Share of users, or of sessions without a user, that a canary gets here."""
 
 
 class RegistryAnswer(msgspec.Struct):
@@ -137,7 +137,7 @@ class RegistryAnswer(msgspec.Struct):
 
     live: str | None
     canary: str | None
-    """The version that gets a share of sessions beside the live one."""
+    """The version that gets a share of users, or of sessions without a user, beside the live one."""
     trial: dict[str, Any] | None
     """The last look at the canary: time, action, reason, comparison; null if there was none."""
     before: list[str]

@@ -132,11 +132,6 @@ class SessionRewards:
         self._dropped = 0  # rewards whose session never began
 
     @property
-    def n_open(self) -> int:
-        """Sessions that are tracked."""
-        return len(self._open)
-
-    @property
     def elsewhere(self) -> int:
         """Feedback in sessions whose first decision is not known here, or not yet."""
         return self._dropped + sum(map(len, self._early.values()))

@@ -21,7 +21,7 @@ from mbcal.training.random import derive_seed, random_integers
 from mbcal.types import SessionTensors
 
 SEED = derive_seed(0, "donors")
-"""Names the choice of donors, which needs no seed of its own: it depends on the position of a session in the batch."""
+"""Seed of the choice of donors, which needs no other: it depends on the position of a session in the batch."""
 
 
 @torch.no_grad()

@@ -84,7 +84,7 @@ def train(
     Args:
         job: The network, its objective and its data.
         config: Epochs, batch size, learning rate, patience.
-        seed: Names the order of sessions and all noise.
+        seed: Seed of the order of sessions and all noise.
         progress: Called with epochs and sessions as they are done.
         checkpoints: Where the state is saved, and resumed from. In a group only the first worker writes.
         group: The workers that share the fit. All of them pass the same rows.

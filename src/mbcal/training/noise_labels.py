@@ -27,7 +27,7 @@ from mbcal.training.random import Noise, derive_seed
 from mbcal.types import MASK_ROW, SessionTensors
 
 SEED = derive_seed(0, "abducted noise")
-"""Names the noise, which needs no seed of its own: it depends on the session alone."""
+"""Seed of the noise, which needs no other: it depends on the session alone."""
 
 
 @torch.no_grad()

@@ -71,7 +71,7 @@ def shown_evidence(net: SessionNet, sessions: SessionTensors, seed: int, group: 
     Args:
         net: A network of behaviours, fitted to sessions of the same log.
         sessions: This worker's sessions on the network's device; at most `EVIDENCE_SESSIONS` are used.
-        seed: Names the steps and items that are compared.
+        seed: Seed of the steps and items that are compared.
         group: Workers that hold other sessions.
 
     Returns:
@@ -104,7 +104,7 @@ def drift_and_evidence(net: SessionNet, sessions: SessionTensors, seed: int) -> 
     Args:
         net: A network of behaviours.
         sessions: B sessions on its device.
-        seed: Names steps and items.
+        seed: Seed of steps and items.
 
     Returns:
         D and E, (B, J) each in reward units, centred over j; 0 where j is i.

@@ -52,7 +52,7 @@ def write_log(
         out: The store's folder.
         sessions: Number of episodes.
         epsilon: Probability of a uniformly random item at each step; 1 is a random policy.
-        seed: Names the episodes and the choices, and decides the part of each.
+        seed: Seed of the episodes and the choices; it also decides the part of each.
         split: Shares of episodes in the parts simulator, train and test.
         policy_name: Name of the policy in the store's options.
         overwrite: Replace a store that is there.

@@ -152,7 +152,7 @@ class GymnasiumWorld:
             policy: Anything with begin, score and observe. Every episode is a user it does not know.
             episodes: How many, N.
             epsilon: Probability of a uniformly random item at each step; 1 is a random policy.
-            seed: Names the seeds of the environments and the noise of choices: with one seed all policies meet the same
+            seed: Seed of the environments and of the noise of choices: with one seed all policies meet the same
                 users.
             first_index: Index of the first episode among all, if these are a part of many. Seeds, noise and user numbers
                 depend on the index, not on `batch`.

@@ -111,7 +111,7 @@ def generate_sessions(world: Newsfeed, config: SessionConfig, seed: int = 0) -> 
     Args:
         world: The world.
         config: Horizon and history.
-        seed: Names candidates, choices and responses.
+        seed: Seed of candidates, choices and responses.
     """
     users = np.arange(world.users)
     shard = _generate_shard(world, users, config, torch.Generator().manual_seed(seed + 1))

@@ -124,7 +124,7 @@ class Newsfeed:
     Args:
         users: How many users, at least 1.
         items: How many items, at least 100.
-        seed: Names everything random about items and users.
+        seed: Seed of everything random about items and users.
         constants: What the world is like.
         leaving: When users leave; None if all stay to the end of a session.
         device: Where states and item tables lie.

@@ -17,7 +17,7 @@ from mbcal.errors import OptionError
 from mbcal.evaluation.evaluator import EvaluationResult, ServedSummary
 from mbcal.evaluation.experiment.config import ExperimentConfig
 from mbcal.evaluation.experiment.overrides import apply_overrides
-from mbcal.metrics import Mean, coverage, gini
+from mbcal.metrics import Mean, catalogue_coverage, gini
 from mbcal.training.device import resolve_device
 from mbcal.types import FIRST_ITEM_ROW, Feature, Sessions, SessionTensors
 
@@ -118,7 +118,7 @@ def summarise(result: EvaluationResult) -> dict[str, float]:
     counts = np.bincount(shown, minlength=served.catalog.n_rows)[FIRST_ITEM_ROW:]
     return {
         **mean_record(result.reward),
-        "coverage": coverage(shown, len(served.catalog)),
+        "coverage": catalogue_coverage(shown, len(served.catalog)),
         "gini": gini(counts),
         **_variety(served),
         **({} if length is None or left is None else {"length": length, "left": left}),

@@ -88,7 +88,7 @@ def run_round(
         context: What the cells share.
         agent: The present policy, which learns.
         memory: The sessions of earlier rounds that are kept, oldest first.
-        seed: Names the users and the noise of the round.
+        seed: Seed of the users and the noise of the round.
         number: The round, counted from 1.
         progress: Notified of epochs and sessions.
 
@@ -114,7 +114,7 @@ def collect(context: ExperimentContext, agent: Agent, seed: int, number: int, pr
     Args:
         context: What the cells share.
         agent: The present policy; before its first fit, choices are random.
-        seed: Names the users and the noise of the round.
+        seed: Seed of the users and the noise of the round.
         number: The round, counted from 1.
         progress: Notified of sessions.
 

@@ -59,7 +59,7 @@ def collect_round(
         context: What the cells share.
         policy: Who chooses the items.
         epsilon: Probability of a random choice.
-        seed: Names the users and the noise of the round.
+        seed: Seed of the users and the noise of the round.
         number: The round, counted from 1.
         progress: Notified of sessions.
 

@@ -20,9 +20,9 @@ Users are the independent units. The bounds hold for the mean over users of thei
 sessions users have, for the mean over sessions: a few users with many sessions may not lose what many users with few gain.
 Weights whose mean is below 1 make both bounds wider than they need be; a mean that is surely above 1 shows that the log
 cannot be trusted. The policy explores as the log did, so the difference is that of the choices that were not random
-(`Difference.decided`): with epsilon 1 there is none between any two policies. Sessions that explored more than others count
-more, by the same factor by which exploration made their differences smaller: a loss where much was explored cannot hide
-behind a gain where little was.
+(`LogDifference.greedy_share`): with epsilon 1 there is none between any two policies. Sessions that explored more than
+others count more, by the same factor by which exploration made their differences smaller: a loss where much was explored
+cannot hide behind a gain where little was.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from mbcal.types import Sessions
 
 LARGEST_SCALE = 2.0
 """How much more than others the sessions count, at most, that explored more. Those that should count still more hide what
-the policy costs in them (`Difference.hidden`)."""
+the policy costs in them (`LogDifference.hidden`)."""
 POWER = 0.8
 """Probability with which a difference is to be seen, where numbers of sessions are given."""
 
 
 @dataclass(frozen=True)
-class Difference:
+class LogDifference:
     """The reward per session of a policy minus that of the log, and what the log has to say about it."""
 
     value: float
@@ -64,7 +64,7 @@ class Difference:
     users: int
     differing: int
     """Logged steps at which the policy would choose another item than the live version."""
-    seen: int
+    n_observed: int
     """Those of them at which the log shows the policy's choice."""
     steps: int
     """All logged steps."""
@@ -84,9 +84,9 @@ class Difference:
     least_weight: float
     """Lower bound of the mean weight, which is 1 if the log is right. Above 1 the bounds do not hold: the propensities are
     not those with which items were chosen, or whether feedback came depended on the item."""
-    decided: float
+    greedy_share: float
     """Mean probability of a choice that is not random, 1 - epsilon, at the differing steps; 1 without any. Served without
-    exploration, the policies differ by 1 / decided times as much, about."""
+    exploration, the policies differ by 1 / greedy_share times as much, about."""
     hidden: float
     """Rewards, without their signs, of sessions with a differing step that explored too much for it to show, or more or less
     at that step than at the first; as a share of the whole reward."""
@@ -103,7 +103,7 @@ class Difference:
             return f"the candidate chooses as the live version does at all {self.steps:,} logged steps"
         return (
             f"the candidate chooses another item than the live version at {self.differing / self.steps:.1%} of the logged "
-            f"steps, and the log shows that item at {self.seen:,} of these {self.differing:,}"
+            f"steps, and the log shows that item at {self.n_observed:,} of these {self.differing:,}"
         )
 
     def log_sessions_needed(self, share: float) -> float:
@@ -113,13 +113,13 @@ class Difference:
         need to exclude a rare loss of the whole range. The difference is made in the sessions with a differing step, whose
         weights are the large ones: what they earn less, or more, counts so much more.
         """
-        if not share * self.decided * self.reward:
+        if not share * self.greedy_share * self.reward:
             return math.inf
         counted = self.counted
         if self.affected:
             counted = min(counted + share * abs(self.reward) / self.affected, self.width)
         variance = self.weight_variance * (counted / self.counted) ** 2
-        share *= self.decided
+        share *= self.greedy_share
         evidence = 2 - math.log((1 - self.level) / 2)
         rare_loss = evidence * self.range / (share * abs(self.reward))
         return self._sessions(variance, math.sqrt(2 * evidence), share) + rare_loss
@@ -150,7 +150,7 @@ def bound_difference(
     epsilon: float | Floats,
     level: float = 0.95,
     last_served: NDArray[np.int64] | None = None,
-) -> Difference:
+) -> LogDifference:
     """Bound the difference of a policy to the log.
 
     Args:
@@ -175,9 +175,9 @@ def bound_difference(
     if last_served is not None:
         excess = np.take_along_axis(excess, last_served, 1)
     differing, explored = mask & (policy.best != live.best), np.broadcast_to(epsilon, mask.shape)
-    decided, scale = decided_share(differing, explored), np.ones(len(sessions))
-    if differing.any() and decided:
-        scale = decided / np.maximum(1 - explored[:, 0], decided / LARGEST_SCALE)
+    greedy, scale = greedy_share(differing, explored), np.ones(len(sessions))
+    if differing.any() and greedy:
+        scale = greedy / np.maximum(1 - explored[:, 0], greedy / LARGEST_SCALE)
     table = sessions.behaviour_set.rewards
     least, most = min(0.0, *table), max(0.0, *table)
     width, tail = sessions.horizon * (most - least), (1 + level) / 2
@@ -190,8 +190,8 @@ def bound_difference(
     earned = rewards.sum(1)
     counted = math.sqrt(np.square(np.stack([rewards - least, most - rewards]).sum(2)).mean(1).max())
     changes = np.abs(explored - explored[:, :1]) > 1e-9  # inside a session, which then has no weight that fits all steps
-    is_hidden = (differing & ((1 - explored[:, :1] < decided / LARGEST_SCALE) | changes)).any(1)
-    return Difference(
+    is_hidden = (differing & ((1 - explored[:, :1] < greedy / LARGEST_SCALE) | changes)).any(1)
+    return LogDifference(
         value=min(max(value, low), high),
         low=low,
         high=high,
@@ -200,7 +200,7 @@ def bound_difference(
         sessions=len(sessions),
         users=len(np.unique(sessions.user)),
         differing=int(differing.sum()),
-        seen=int((differing & (policy.best == policy.logged)).sum()),
+        n_observed=int((differing & (policy.best == policy.logged)).sum()),
         steps=int(mask.sum()),
         weight_variance=_weight_variance(policy, live, epsilon, mask) * counted**2,
         counted=counted,
@@ -209,7 +209,7 @@ def bound_difference(
         reward_variance=float(earned.var()),
         range=width * int(np.bincount(sessions.user).max()),
         least_weight=least_weight,
-        decided=decided,
+        greedy_share=greedy,
         hidden=float(np.abs(rewards[is_hidden]).sum() / max(abs(rewards.sum()), 1e-12)),
     )
 
@@ -231,7 +231,7 @@ def cumulative_weights(sessions: Sessions, policy: PolicyChoices, epsilon: float
     return np.multiply.accumulate(np.where(sessions.mask, policy.propensities(epsilon), 1.0) / logged, 1)
 
 
-def decided_share(differing: NDArray[np.bool_], epsilon: float | Floats) -> float:
+def greedy_share(differing: NDArray[np.bool_], epsilon: float | Floats) -> float:
     """Return the mean of 1 - epsilon at the differing steps (N, T); 1 if there are none."""
     return float((1 - np.broadcast_to(epsilon, differing.shape)[differing]).mean()) if differing.any() else 1.0
 

@@ -24,7 +24,7 @@ from mbcal.evaluation.ope.estimators import (
     step_means,
 )
 from mbcal.evaluation.ope.fitted import assign_folds, fit_q_values
-from mbcal.evaluation.ope.intervals import RESAMPLES, Estimate, Method, bootstrap_all, empirical_bernstein
+from mbcal.evaluation.ope.intervals import RESAMPLES, Estimate, Method, bootstrap, empirical_bernstein
 from mbcal.evaluation.ope.propensity import PolicyChoices, policy_choices
 from mbcal.progress import SILENT, Progress
 from mbcal.types import Sessions
@@ -57,7 +57,7 @@ def estimate_value(
         sessions: Logged sessions with propensities and candidates.
         baseline: A second policy to compare with; the log itself if None.
         epsilon: Exploration with which policy and baseline would be served.
-        seed: Names folds, initial weights and resamples.
+        seed: Seed of folds, initial weights and resamples.
         folds: Folds of users for fitted values.
         gamma: The discount.
         clip: Largest importance weight; None does not clip.
@@ -122,7 +122,7 @@ def logged_data(
         sessions: N logged sessions with propensities and candidates.
         epsilon: Exploration with which the policy would be served.
         values: Where q and v come from.
-        seed: Names folds and initial weights.
+        seed: Seed of folds and initial weights.
         folds: Folds of users for values.
         gamma: The discount.
         config: How fitted values are trained.
@@ -206,7 +206,7 @@ class _Intervals:
         """Estimates of one value, or of the difference (which is to the log if `against_log`)."""
         user = self.sessions.user
         stacked = np.stack(list(valued.contributions.values()))
-        intervals = bootstrap_all(stacked, user, seed=self.seed, level=self.level, resamples=self.resamples)
+        intervals = bootstrap(stacked, user, seed=self.seed, level=self.level, resamples=self.resamples)
         for (name, contribution), (low, high) in zip(valued.contributions.items(), intervals.tolist(), strict=True):
             yield self._estimate(of, name, valued, (low, high), "bca")
             if self.clip is not None and name in BOUNDED:

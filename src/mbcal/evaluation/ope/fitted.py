@@ -71,7 +71,7 @@ def fit_q_values(
         folds: Number of folds.
         gamma: The discount; replaces that of the config.
         config: Network and training settings.
-        seed: Names folds, initial weights and batches.
+        seed: Seed of folds, initial weights and batches.
         device: Where the networks are trained.
         choices: The policy's choices along these sessions; computed if None.
         progress: Notified of epochs and sessions.
@@ -106,7 +106,7 @@ def assign_folds(user: NDArray[np.int32], folds: int, seed: int) -> NDArray[np.i
     Args:
         user: (N,) user of each session.
         folds: Number of folds.
-        seed: Names the order.
+        seed: Seed of the order.
 
     Returns:
         (N,) fold of each session; all sessions of a user are in one fold.

@@ -25,8 +25,8 @@ from mbcal.errors import InputError, OptionError
 from mbcal.evaluation.ope.estimators import Floats
 from mbcal.training.random import derive_seed
 
-Method = Literal["bca", "percentile", "empirical bernstein", "betting"]
-"""How an interval is computed: BCa or percentile bootstrap, the empirical Bernstein bound, or the betting bound."""
+Method = Literal["bca", "empirical bernstein", "betting"]
+"""How an interval is computed: the BCa bootstrap, the empirical Bernstein bound, or the betting bound."""
 DRAWS_PER_BLOCK = 1 << 16
 """Users resampled at a time, so that the arrays stay in a cache."""
 RESAMPLES = 2000
@@ -66,48 +66,28 @@ class Estimate:
 
 
 def bootstrap(
-    contributions: Floats,
-    user: NDArray[Any],
-    *,
-    seed: int = 0,
-    level: float = 0.95,
-    resamples: int = RESAMPLES,
-    method: Literal["bca", "percentile"] = "bca",
-) -> tuple[float, float]:
-    """Return a bootstrap interval of the mean per session; users are resampled with all their sessions.
+    contributions: Floats, user: NDArray[Any], *, seed: int = 0, level: float = 0.95, resamples: int = RESAMPLES
+) -> Floats:
+    """Return BCa bootstrap intervals of the means per session of K estimators, all on the same resamples.
 
-    BCa (Efron, 1987) corrects the quantiles for bias and skew: z -> Phi(z0 + (z0 + z) / (1 - a (z0 + z))), with z0 from the
-    share of resampled means below the estimate and a from the skewness of the leave-one-user-out means.
+    Users are resampled with all their sessions. BCa (Efron, 1987) corrects the quantiles for bias and skew:
+    z -> Phi(z0 + (z0 + z) / (1 - a (z0 + z))), with z0 from the share of resampled means below the estimate and a from the
+    skewness of the leave-one-user-out means.
 
     Args:
-        contributions: (N,) one number per session.
+        contributions: (K, N) one number per estimator and session.
         user: (N,) user of each session.
-        seed: Names the resamples.
+        seed: Seed of the resamples.
         level: Nominal coverage.
         resamples: Number of resamples.
-        method: `bca` or `percentile`.
 
     Returns:
-        Lower and upper end; infinite if there is one user.
+        (K, 2) lower and upper ends; infinite if there is one user.
 
     Raises:
         OptionError: If `level` or `resamples` is out of range.
         InputError: If there are no contributions, or one is not finite.
     """
-    low, high = bootstrap_all(contributions[None], user, seed=seed, level=level, resamples=resamples, method=method)[0]
-    return float(low), float(high)
-
-
-def bootstrap_all(
-    contributions: Floats,
-    user: NDArray[Any],
-    *,
-    seed: int = 0,
-    level: float = 0.95,
-    resamples: int = RESAMPLES,
-    method: Literal["bca", "percentile"] = "bca",
-) -> Floats:
-    """Return bootstrap intervals of K estimators on the same resamples: contributions (K, N) -> (K, 2). See `bootstrap`."""
     _require_valid(contributions, level)
     if resamples < 1:
         raise OptionError(f"resamples: must be at least 1, got {resamples}")
@@ -119,7 +99,7 @@ def bootstrap_all(
     tails = np.array([0.5 - level / 2, 0.5 + level / 2])
     intervals = np.empty((len(sums), 2))
     for index, row_means in enumerate(means):
-        quantiles = _bca_quantiles(tails, row_means, sums[index], counts) if method == "bca" else tails
+        quantiles = _bca_quantiles(tails, row_means, sums[index], counts)
         # the (B + 1) p-th of B resamples: other conventions are too narrow with few resamples
         intervals[index] = np.quantile(row_means, quantiles, method="weibull")
     return intervals

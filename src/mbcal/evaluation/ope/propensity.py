@@ -40,33 +40,6 @@ class PolicyChoices:
         return propensities
 
 
-def target_propensities(
-    policy: Policy,
-    sessions: Sessions | SessionTensors,
-    epsilon: float,
-    *,
-    in_numpy: bool = False,
-    block: int = CPU_BLOCK,
-    progress: Progress = SILENT,
-) -> NDArray[np.float64]:
-    """Return the propensity of each logged item under the epsilon-greedy policy, (N, T); 1 in the padding.
-
-    Args:
-        policy: Anything with begin, score and observe.
-        sessions: N logged sessions with candidates.
-        epsilon: Probability of a uniformly random candidate.
-        in_numpy: For scorers that hold arrays instead of tensors.
-        block: Sessions at a time.
-        progress: Notified of sessions.
-
-    Raises:
-        InputError: If sessions have no candidates, or show an item that was not available.
-        OptionError: If epsilon is outside [0, 1], or `in_numpy` is given with tensors.
-    """
-    choices = policy_choices(policy, sessions, in_numpy=in_numpy, block=block, progress=progress)
-    return np.where(to_numpy(sessions.mask), choices.propensities(epsilon), 1.0)
-
-
 def policy_choices(
     policy: Policy,
     sessions: Sessions | SessionTensors,

@@ -95,7 +95,7 @@ function drawCanary(registry, stats) {
     content.push(el("h3", {}, "Reward per session, finished sessions"), chart,
       table(["version", ["sessions", "number"], ["users", "number"], ["reward per session", "number"], ["95% interval", "number"], ["steps per session", "number"]], sides.map((side) =>
         [side.version, count(side.sessions), count(side.users), number(side.reward.mean), interval(side.reward.low, side.reward.high) || dash, number(side.length.mean)])),
-      el("p", { class: "note" }, `Difference ${signed(compared.reward.value)} per session; ${interval(compared.reward.lower, compared.reward.upper) || "no interval yet"} is valid however often one looks.`));
+      el("p", { class: "note" }, `Difference ${signed(compared.reward.value)} per session; ${interval(compared.reward.anytime_low, compared.reward.anytime_high) || "no interval yet"} is valid however often one looks.`));
   }
   byId("canary").replaceChildren(...content);
 }
