@@ -585,6 +585,18 @@ def test_what_either_version_hides_is_a_share_of_its_own_sessions_and_reward() -
         assert beside in both
 
 
+def test_further_behaviours_keep_a_canary_back_and_the_reason_says_what_to_send() -> None:
+    """Clicks rise and purchases fall, and the purchases were reported on items that had a click already."""
+    better = compare_versions(outcomes_of(1500, BETTER), "a", "b")
+    for worth, action in ((0.02, "promote"), (0.04, "wait")):
+        further = PartialVisits(changed=7, reward=worth * better.b.size)
+        found, reason = judge_canary(better, CONFIG, 0, Ignored(partial_visits={"b": further}))
+        assert found == action
+        said = "7 further behaviours were reported on items that had one, as a purchase after a click, worth" in reason
+        assert said == reason.endswith("the first one counts: report one behaviour per item, when it is final")
+        assert said == (action == "wait")
+
+
 def test_late_rewards_are_charged_to_the_canary() -> None:
     """However many have them: it must gain more than those of the live version, and its own if these may be losses."""
     outcomes = trial_outcomes(0, np.full(2000, 0.5), np.ones(2000), gain=0.08, users=1000)

@@ -234,7 +234,8 @@ def test_only_feedback_on_items_of_the_decision_counts_and_the_earliest_of_it() 
         for record in records:
             reader.add(record)
         assert rows(reader.outcomes(10**12)) == [("u", made.version, 1.0, 1)]
-        assert reader.ignored == Ignored(not_shown=30)
+        further = PartialVisits(changed=1, reward=3.0)  # a like after a click
+        assert reader.ignored == Ignored(not_shown=30, partial_visits={made.version: further})
 
 
 def test_the_latest_of_decisions_with_one_id_counts() -> None:
@@ -279,19 +280,19 @@ def test_of_decisions_with_one_id_the_latest_counts() -> None:
 
 
 def test_records_that_wait_for_others_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mbcal.release.outcomes.MOST_EARLY_BYTES", 100_000)
+    monkeypatch.setattr("mbcal.release.early_feedback.MOST_BYTES", 100_000)
     reader = OutcomeReader(REWARDS, RULE)
     for number in range(2000):  # of one decision that never comes, and of many
         reader.add(Feedback("never", f"item-{number}", "like", SECOND, f"f{number}"))
         reader.add(Feedback(f"unknown-{number}", "c", "like", SECOND, f"g{number}"))
-        assert reader._early_bytes <= 100_000
-    assert sum(map(len, reader._early.values())) < 340
+        assert reader._early.used_bytes <= 100_000
+    assert len(reader._early) < 340
     assert reader.ignored.dropped > 3600
     for number in range(100):  # long names take memory as well
         reader.add(Feedback(f"{number}" + "x" * 500, "i" * 500, "like", SECOND, f"h{number}"))
-    assert sum(map(len, reader._early.values())) < 100_000 / 4000
+    assert len(reader._early) < 100_000 / 4000
     reader.outcomes(10**12)
-    assert (reader._early_bytes, reader._bytes, len(reader._groups)) == (0, 0, 0)
+    assert (reader._early.used_bytes, reader._bytes, len(reader._groups)) == (0, 0, 0)
 
 
 def test_feedback_whose_decision_is_read_too_late_leaves_a_trace() -> None:
@@ -333,7 +334,7 @@ def test_sessions_without_a_beginning_do_not_count_and_are_counted() -> None:
     reader.add(Feedback("paused", "a", "click", 101 * SECOND, "f"))
     assert rows(reader.outcomes(10**12)) == [("user of s2", "v1", 9.0, 3), ("user of s2", "v1", 1.0, 1)]
     assert reader.ignored == Ignored(partial_visits={"v1": PartialVisits(missing_start=1, reward=6.0)})
-    assert str(reader.ignored).endswith("1 sessions without a beginning")
+    assert str(reader.ignored).endswith("1 sessions without a beginning, 0 further behaviours on an item")
     late = OutcomeReader(REWARDS, RULE, since=2 * SECOND)  # the session was going on when the trial began
     for record in session_records("s1", "v1", ["like"] * 3):
         late.add(record)
@@ -391,7 +392,8 @@ def test_only_new_feedback_on_shown_items_is_late() -> None:
         reader.add(Feedback("d", "a", "like", 3 * SECOND, "slow"))  # from a log that was away at the last look
         reader.add(Feedback("d", "b", "skip", 300 * SECOND, "no reward"))
         reader.add(Feedback("d", "b", "like", 400 * SECOND, "second"))  # as in a session, the first counts
-    assert reader.ignored == Ignored(not_shown=50, partial_visits={"v1": PartialVisits(late=1, reward=3.0)})
+    further = PartialVisits(late=1, changed=1, reward=3.0 + 3.0)
+    assert reader.ignored == Ignored(not_shown=50, partial_visits={"v1": further})
 
 
 def test_an_app_that_sends_a_list_late_counts_as_one_decision() -> None:
@@ -422,13 +424,14 @@ def test_what_counted_decisions_had_shown_takes_bounded_memory(monkeypatch: pyte
     monkeypatch.setattr("mbcal.release.counted_ids._FEWEST_TO_SORT", 100)
     counted = CountedDecisions()
     for number in range(10_000):
-        counted.add(f"d{number}", f"v{number % 2}", ["a", "b"], ["a"])
+        counted.add(f"d{number}", f"v{number % 2}", ["a", "b"], {"a": ["click"]})
         ids = counted._shown
         assert len(ids._recent) + len(ids._sorted) + len(ids._older) <= 4700
     assert [counted.version_of(f"d{number}") for number in (0, 9999, 10_000)] == ["v0", "v1", None]
-    recent = [counted.respond("d9999", item) for item in ("a", "b", "b", "made up")]
+    recent = [counted.respond("d9999", item, "click") for item in ("a", "b", "b", "made up")]
     assert recent == ["again", "first", "again", "not shown"]
-    forgotten = [counted.respond("d0", item) for item in ("a", "b", "b", "made up")]
+    assert [counted.respond("d9999", item, "like") for item in ("a", "a", "b")] == ["changed", "again", "changed"]
+    forgotten = [counted.respond("d0", item, "click") for item in ("a", "b", "b", "made up")]
     assert forgotten == ["again", "first", "again", "again"]  # one late reward of an old decision, whatever it is about
 
 

@@ -112,7 +112,7 @@ def test_nothing_is_decided_by_requests_without_names(tmp_path: Path, capsys: py
     look = CanaryWatcher(registry, [tmp_path / "log"], clock=lambda: began / 1e6 + 3e5).look()
     assert look is not None
     assert (look.action, look.comparison, look.ignored.total().unattributed) == ("wait", None, 600 * STEPS)
-    words = "not promoted, since 3,600 decisions have neither session nor user: send the same user, or the same session and"
+    words = "not promoted, since 3,600 decisions have neither session nor user: send a session with every request of a visit"
     assert look.reason.startswith(f"{UNSERVED}; {words}")
     said = refused("compare-versions", "--registry", "registry", "--log", "log", cwd=tmp_path, capsys=capsys)
     assert said.endswith("no session can be counted, since requests had neither session nor user; send a session")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Mapping
 from typing import Literal
 
 import numpy as np
@@ -67,39 +67,51 @@ class CountedDecisions:
     def __init__(self) -> None:
         self._decisions, self._answered, self._shown = VersionIds(), CountedIds(), CountedIds(MOST_SHOWN)
 
-    def add(self, decision: str, version: str, shown: Collection[str], answered: Collection[str]) -> None:
+    def add(
+        self, decision: str, version: str, shown: Collection[str], reported: Mapping[str, Collection[str]] | None
+    ) -> None:
         """Add a decision.
 
         Args:
             decision: Its id.
             version: The version that its session counts for.
             shown: Its items.
-            answered: Those to which a further response does not count.
+            reported: The behaviours that were reported, by item. None: no further response counts at all.
         """
         self._decisions.add(decision, version)
+        if reported is None:
+            self._answered.add((decision,))
+            return
         self._shown.add(decision)  # before its items: if it is there, they are
         for item in shown:
             self._shown.add((decision, item))
-        for item in answered:
+        for item, behaviours in reported.items():
             self._answered.add((decision, item))
+            for behaviour in behaviours:
+                self._answered.add((decision, item, behaviour))
 
     def version_of(self, decision: str) -> str | None:
         """Return the version that a decision's session counted for; None if it was not counted."""
         return self._decisions.version_of(decision)
 
-    def respond(self, decision: str, item: str) -> Literal["first", "again", "not shown"]:
-        """Take note of feedback on a counted decision, and say whether it is the first on an item that was shown."""
-        response: tuple[str, ...] = (decision, item)
-        if response in self._answered:
+    def respond(self, decision: str, item: str, behaviour: str) -> Literal["first", "again", "changed", "not shown"]:
+        """Take note of feedback on a counted decision.
+
+        Returns:
+            Whether it is the first on an item that was shown, repeats what was reported, or reports another behaviour.
+        """
+        whole, response, report = (decision,), (decision, item), (decision, item, behaviour)
+        if whole in self._answered or report in self._answered:
             return "again"
-        if decision not in self._shown:
-            response = (decision,)
-            if response in self._answered:
-                return "again"
-        elif response not in self._shown:
+        is_first = response not in self._answered
+        if is_first and decision not in self._shown:
+            self._answered.add(whole)
+            return "first"
+        if is_first and response not in self._shown:
             return "not shown"
         self._answered.add(response)
-        return "first"
+        self._answered.add(report)
+        return "first" if is_first else "changed"
 
 
 def _is_in(value: int, values: NDArray[np.int64]) -> bool:

@@ -20,12 +20,15 @@ class PartialVisits:
     unmatched: int = 0
     """Sessions that name no user, or those of users that name no session, whichever are fewer in all versions together.
     These do count; but one visit may be both, and then had two versions."""
+    changed: int = 0
+    """Further behaviours that were reported on an item, as a purchase after a click. The first one counts."""
     reward: float = 0.0
-    """Rewards, without their signs, of late feedback, of sessions without a beginning and of unattributed decisions."""
+    """Rewards, without their signs, of late feedback, of sessions without a beginning, of unattributed decisions, and of
+    further behaviours on an item."""
 
     @property
     def count(self) -> int:
-        """Parts of visits: what they hide may not be met yet. Of late rewards it is known (`reward`)."""
+        """Parts of visits: what they hide may not be met yet. Of late and changed rewards it is known (`reward`)."""
         return self.unattributed + self.missing_start + self.unmatched
 
     def __bool__(self) -> bool:
@@ -65,6 +68,6 @@ class Ignored:
             f"{self.repeated:,} decisions read before, {self.not_shown:,} feedback on items that were not shown, "
             f"{self.dropped:,} feedback whose decision did not come, {partial.unattributed:,} decisions with neither "
             f"session nor user, {partial.late:,} with rewards that came after their session, "
-            f"{partial.missing_start:,} sessions without a beginning"
+            f"{partial.missing_start:,} sessions without a beginning, {partial.changed:,} further behaviours on an item"
             + (f", {self.lost:,} records lost" if self.lost else "")
         )

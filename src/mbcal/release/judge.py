@@ -27,6 +27,21 @@ MAX_STEPS_LOST = 0.05
 """Where rewards may be negative, nothing is promoted while the feedback on more than this share of steps may be lost."""
 LEAST_EXPLORATION = 1e-6
 """Differences of epsilon that are no more than rounding."""
+SEND_NAMES = "send a session with every request of a visit, and the user with all of them or with none"
+PARTIAL_KINDS = {
+    "missing_start": ("sessions have no beginning in the log", SEND_NAMES),
+    "unattributed": ("decisions have neither session nor user", SEND_NAMES),
+    "late": (
+        "decisions have rewards that came after the end of their session",
+        "give a longer --lifetime, or --idle, and send what ends a visit last",
+    ),
+    "unmatched": ("visits may be known by user alone at first and by session alone later", SEND_NAMES),
+    "changed": (
+        "further behaviours were reported on items that had one, as a purchase after a click",
+        "the first one counts: report one behaviour per item, when it is final",
+    ),
+}
+"""By field of `PartialVisits`: what is counted, and what to do about it."""
 UNSERVED = "no finished sessions of both versions yet (servers started with --canary give the canary some)"
 """Why nothing is known of a trial."""
 
@@ -251,16 +266,29 @@ def _feedback_hint(comparison: VersionComparison) -> str:
 def _partial_visits_problem(comparison: VersionComparison | None, ignored: Ignored) -> str:
     """Say why sessions of a version may be parts of visits only, and what to do; empty if they are not."""
     if comparison is None:
-        found = [_found(total)] if (total := ignored.total()) else []
+        partial = [total] if (total := ignored.total()) else []
+        found = [_counted_kinds(part) for part in partial]
     else:
-        found = [
-            f"{_found(partial)}{f', worth {partial.reward:.4g}' if partial.reward else ''}, beside "
-            f"{side.sessions:,} sessions of {side.version}, worth {side.size:.4g}"
-            for side, partial in _sides(comparison, ignored)
-            if partial.count > MAX_PARTIAL * side.sessions or partial.reward > MAX_PARTIAL_REWARD * side.size
+        sides = [
+            (side, part)
+            for side, part in _sides(comparison, ignored)
+            if part.count > MAX_PARTIAL * side.sessions or part.reward > MAX_PARTIAL_REWARD * side.size
         ]
-    rule = "send the same user, or the same session and no user, with every request of a visit"
-    return f"not promoted, since {', and '.join(found)}: {rule}" if found else ""
+        partial = [part for _, part in sides]
+        found = [
+            f"{_counted_kinds(part)}{f', worth {part.reward:.4g}' if part.reward else ''}, beside "
+            f"{side.sessions:,} sessions of {side.version}, worth {side.size:.4g}"
+            for side, part in sides
+        ]
+    kinds = [kind for kind in PARTIAL_KINDS if any(getattr(part, kind) for part in partial)]
+    hints = dict.fromkeys(PARTIAL_KINDS[kind][1] for kind in kinds)
+    return f"not promoted, since {', and '.join(found)}: {'; '.join(hints)}" if found else ""
+
+
+def _counted_kinds(partial: PartialVisits) -> str:
+    """Say what may belong to other sessions, or would change their rewards."""
+    counts = {words: getattr(partial, kind) for kind, (words, _) in PARTIAL_KINDS.items()}
+    return ", ".join(f"{count:,} {words}" for words, count in counts.items() if count)
 
 
 def _lost_records_problem(ignored: Ignored) -> str:
@@ -315,18 +343,3 @@ def _hidden_hints(comparison: VersionComparison, ignored: Ignored) -> list[str]:
     )
     parts = zip(_hidden_loss(comparison, ignored), sources, strict=True)
     return [f"{hidden:.3g} per session {source} do not count" for hidden, source in parts if hidden]
-
-
-def _found(partial: PartialVisits) -> str:
-    """Say what may belong to other sessions."""
-    kinds = (
-        (partial.missing_start, "sessions have no beginning in the log"),
-        (partial.unattributed, "decisions have neither session nor user"),
-        (
-            partial.late,
-            "decisions have rewards that came after the end of their session "
-            "(give a longer --lifetime, or --idle; send what ends a visit last)",
-        ),
-        (partial.unmatched, "visits may be known by user alone at first and by session alone later"),
-    )
-    return ", ".join(f"{count:,} {words}" for count, words in kinds if count)

@@ -14,7 +14,7 @@ there yet is kept, up to a number of bytes. No torch.
 from __future__ import annotations
 
 from array import array
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -26,14 +26,13 @@ from mbcal.decision_log.records import Decision, Feedback, Record
 from mbcal.decision_log.visits import is_anonymous
 from mbcal.errors import OptionError
 from mbcal.release.counted_ids import CountedDecisions, CountedIds
+from mbcal.release.early_feedback import EarlyFeedback
 from mbcal.release.ignored import Ignored
-from mbcal.release.sessions import RESPONSE_BYTES, CountingRule, LoggedDecision, Response, Session, cut_sessions
+from mbcal.release.sessions import CountingRule, LoggedDecision, Session, cut_sessions
 
 if TYPE_CHECKING:
     from mbcal.registry.version import Version
 
-MOST_EARLY_BYTES = 256 << 20
-"""Memory of feedback that came before its decision; of more, the oldest is dropped."""
 MOST_BYTES = 1 << 30
 """Memory of all records that are not counted. With more, sessions that are long over are counted before the next look."""
 LOGGING_DELAY = 10.0
@@ -127,13 +126,13 @@ class OutcomeReader:
         self._horizon = rule.horizon
         self._groups: dict[str, _Group] = {}
         self._decisions: dict[str, LoggedDecision] = {}
-        self._early: OrderedDict[str, dict[str, Response]] = OrderedDict()  # feedback by decision and item
+        self._early = EarlyFeedback()
         self._counted, self._late = CountedDecisions(), CountedIds()  # the latter: decisions with late rewards
         self._unattributed = CountedDecisions()  # those that belong to no session
         self._names = CountedIds()  # of counted sessions
         self._requested = {"": CountedIds(), "user": CountedIds()}  # what requests called sessions, without and with a user
         self._without_session, self._without_user = Counter[str](), Counter[str]()  # counted sessions by version
-        self._bytes = self._early_bytes = 0
+        self._bytes = 0
         self._look_at_bytes = MOST_BYTES
         self.ignored = Ignored()
         self._versions: dict[str, int] = {}
@@ -158,8 +157,6 @@ class OutcomeReader:
                 self._add_decision(record)
         else:
             self._add_feedback(record)
-        while self._early_bytes > MOST_EARLY_BYTES:
-            self._drop_oldest()
         if self._bytes > self._look_at_bytes:
             self._count(record.time - self._rule.longest)
             self._look_at_bytes = max(MOST_BYTES, self._bytes + self._bytes // 4)
@@ -169,10 +166,10 @@ class OutcomeReader:
         if decision is None:
             if self._unattributed.version_of(record.id) is None:
                 is_of_trial = record.time >= self._rule.since
-                self._unattributed.add(record.id, record.version, record.items, [] if is_of_trial else record.items)
+                self._unattributed.add(record.id, record.version, record.items, {} if is_of_trial else None)
                 if is_of_trial:
                     self.ignored.of(record.version).unattributed += 1
-            for item, (_, _, behaviour) in self._take_early(record.id).items():
+            for item, behaviour in self._early.take(record.id):
                 self._add_unattributed(record.version, record.id, item, behaviour)
             return
         known = self._decisions.get(decision.id)
@@ -181,9 +178,9 @@ class OutcomeReader:
             if known is None or known.order >= decision.order:
                 return
             self._remove([known])
-            decision.responses = known.responses
+            decision.responses, decision.others = known.responses, known.others
             self.ignored.not_shown += sum((item in known.items) - (item in decision.items) for item in known.responses)
-        for item, response in self._take_early(decision.id).items():
+        for (item, _), response in self._early.take(decision.id).items():
             self.ignored.not_shown += item not in decision.items
             decision.respond(item, response)
         group = self._groups.get(decision.name) or _Group(decision.name)
@@ -199,9 +196,7 @@ class OutcomeReader:
             self._add_late(version, feedback)
             return
         if decision is None:
-            waiting = self._early.setdefault(feedback.decision, {})
-            self._early_bytes += 0 if feedback.item in waiting else _early_bytes(feedback.decision, feedback.item)
-            waiting[feedback.item] = min(waiting.get(feedback.item, response), response)
+            self.ignored.dropped += self._early.add(feedback)
         else:
             self.ignored.not_shown += feedback.item not in decision.items
             before = decision.size
@@ -210,11 +205,18 @@ class OutcomeReader:
 
     def _add_late(self, version: str, feedback: Feedback) -> None:
         """Take note of feedback on a decision that was counted. What was read before, or was never shown, is not late."""
-        kind = self._counted.respond(feedback.decision, feedback.item)
-        reward = self._rule.rewards.get(feedback.behaviour, 0.0) if kind == "first" else 0.0
+        kind = self._counted.respond(feedback.decision, feedback.item, feedback.behaviour)
+        reward = abs(self._rule.rewards.get(feedback.behaviour, 0.0))
         self.ignored.not_shown += kind == "not shown"
-        if reward:
-            self._note_late(version, feedback.decision, abs(reward))
+        if kind == "changed":
+            self._note_changed(version, reward)
+        elif kind == "first" and reward:
+            self._note_late(version, feedback.decision, reward)
+
+    def _note_changed(self, version: str, reward: float) -> None:
+        """Take note of a further behaviour on an item, and of its reward."""
+        partial = self.ignored.of(version)
+        partial.changed, partial.reward = partial.changed + 1, partial.reward + reward
 
     def _note_late(self, version: str, decision: str, reward: float) -> None:
         """Take note of rewards that came too late: one more decision of a version, unless it had such rewards before."""
@@ -224,10 +226,12 @@ class OutcomeReader:
 
     def _add_unattributed(self, version: str, decision: str, item: str, behaviour: str) -> None:
         """Take note of feedback on a decision that belongs to no session, the first on each item that it returned."""
-        kind = self._unattributed.respond(decision, item)
+        kind, reward = self._unattributed.respond(decision, item, behaviour), abs(self._rule.rewards.get(behaviour, 0.0))
         self.ignored.not_shown += kind == "not shown"
         if kind == "first":
-            self.ignored.of(version).reward += abs(self._rule.rewards.get(behaviour, 0.0))
+            self.ignored.of(version).reward += reward
+        elif kind == "changed":
+            self._note_changed(version, reward)
 
     def _change(self, group: _Group, size: int) -> None:
         """Take note that the decisions of a group changed, and of the bytes that came or went."""
@@ -244,16 +248,6 @@ class OutcomeReader:
             group = self._groups[decision.name]
             del self._decisions[decision.id], group.decisions[decision.id]
             self._change(group, -decision.size)
-
-    def _drop_oldest(self) -> None:
-        """Drop the feedback on the decision that has been waited for longest, and count it."""
-        self.ignored.dropped += len(self._take_early(next(iter(self._early))))
-
-    def _take_early(self, decision: str) -> dict[str, Response]:
-        """Return the feedback that waited for a decision, by item, and forget it."""
-        responses = self._early.pop(decision, {})
-        self._early_bytes -= sum(_early_bytes(decision, item) for item in responses)
-        return responses
 
     def outcomes(self, now: int) -> Outcomes:
         """Return all sessions up to the first that is not finished.
@@ -286,10 +280,7 @@ class OutcomeReader:
                 break
             else:
                 self._shorten(session, now - self._rule.longest)
-        while self._early and all(
-            when < now - self._rule.longest for when, _, _ in next(iter(self._early.values())).values()
-        ):
-            self._drop_oldest()
+        self.ignored.dropped += self._early.drop_before(now - self._rule.longest)
         self._note_unmatched()
 
     def _count_session(self, session: Session) -> None:
@@ -307,8 +298,9 @@ class OutcomeReader:
         if has_beginning:
             self._names.add(session.first.name)
         for decision in session.decisions:
-            answered = decision.responses if is_of_trial else decision.items
-            self._counted.add(decision.id, version, decision.items, answered)
+            for behaviour in decision.further() if is_of_trial else ():
+                self._note_changed(version, abs(self._rule.rewards.get(behaviour, 0.0)))
+            self._counted.add(decision.id, version, decision.items, decision.reported() if is_of_trial else None)
         self._remove(session.decisions)
 
     def _note_unmatched(self) -> None:
@@ -349,8 +341,3 @@ class OutcomeReader:
         }
         for name, value in values.items():
             self._columns[name].append(value)
-
-
-def _early_bytes(decision: str, item: str) -> int:
-    """Return the memory of one response that waits for its decision, about: a character may take four bytes."""
-    return RESPONSE_BYTES + 4 * (len(decision) + len(item))

@@ -77,6 +77,8 @@ class LoggedDecision:
     """When its session began, if it is the first that is kept of it."""
     responses: dict[str, Response] = field(default_factory=dict)
     """By item, the earliest; also on items that it did not return, which do not count."""
+    others: dict[str, set[str]] = field(default_factory=dict)
+    """By item, all behaviours that were reported, where these are several."""
 
     @classmethod
     def of(cls, decision: Decision) -> LoggedDecision | None:
@@ -104,11 +106,23 @@ class LoggedDecision:
     @property
     def size(self) -> int:
         """Memory in bytes, about."""
-        return 800 + 100 * len(self.items) + RESPONSE_BYTES * len(self.responses)
+        return 800 + 100 * len(self.items) + RESPONSE_BYTES * (len(self.responses) + len(self.others))
 
     def respond(self, item: str, response: Response) -> None:
         """Take note of feedback; of several on one item the earliest counts."""
-        self.responses[item] = min(self.responses.get(item, response), response)
+        known = self.responses.get(item, response)
+        if known[2] != response[2]:
+            self.others.setdefault(item, set()).update((known[2], response[2]))
+        self.responses[item] = min(known, response)
+
+    def reported(self) -> dict[str, set[str]]:
+        """Return all behaviours that were reported, by item."""
+        return {item: {behaviour} for item, (_, _, behaviour) in self.responses.items()} | self.others
+
+    def further(self) -> list[str]:
+        """Return the behaviours beyond the first on each item that it returned."""
+        items = self.others.keys() & self.items
+        return [behaviour for item in items for behaviour in self.others[item] - {self.responses[item][2]}]
 
 
 class Session:
