@@ -74,6 +74,7 @@ def test_a_session_by_hand() -> None:
         "unanswered": 0,
         "repeated_decisions": 0,
         "repeated_feedback": 0,
+        "changed_feedback": 0,
         "orphans": 0,
         "other_versions": 0,
         "unknown_behaviours": {},
@@ -98,7 +99,12 @@ def test_the_first_of_repeated_feedback_counts() -> None:
     )
     assert found.sessions.behaviours.tolist() == [[0, 0, 0, 0]]
     assert found.sessions.length.tolist() == [1]
-    assert found.counts.repeated_feedback == 3
+    assert (found.counts.repeated_feedback, found.counts.changed_feedback) == (3, 1)
+    rewards = found.sessions.behaviour_set.rewards
+    assert found.origins[0][0].change == abs(rewards[1] - rewards[0]) > 0
+    again = joined(decided("d1"), answered("d1", time=20, name="z"), answered("d1", time=30, name="y"))
+    assert (again.counts.repeated_feedback, again.counts.changed_feedback) == (1, 0)
+    assert again.origins[0][0].change == 0
 
 
 def test_the_latest_of_decisions_with_one_id_counts() -> None:

@@ -86,6 +86,17 @@ def test_lost_records_may_be_what_a_choice_costs(tmp_path: Path, monkeypatch: py
     assert lost_records_problem(JoinCounts()) == ""
 
 
+def test_purchases_after_clicks_may_be_what_a_choice_costs(tmp_path: Path) -> None:
+    """By the first reports the bait is no worse, but what was skipped first and clicked later may be what it loses."""
+    records = list(visits(1000, whole, pages=1))
+    skipped = [record for record in records if isinstance(record, Feedback) and record.behaviour == "skip"]
+    again = [msgspec.structs.replace(one, time=one.time + 60, id=f"{one.id}-later") for one in skipped]
+    assert judged(tmp_path / "again", records + again).answer == "no worse"  # the same behaviour changes nothing
+    verdict = judged(tmp_path / "changed", records + [msgspec.structs.replace(one, behaviour="click") for one in again])
+    assert (verdict.answer, verdict.action) == ("cannot tell", "canary")
+    assert re.search("on [0-9]+ items a further behaviour was reported after the one that counts", verdict.reason)
+
+
 def test_sessions_that_go_on_do_not_hold_up_the_others(tmp_path: Path) -> None:
     """Visits five minutes apart until now, half of the choices random: as few may go on as are tolerated of such a log."""
     records = [msgspec.structs.replace(record, time=record.time // 200) for record in visits(1000, whole, pages=1)]

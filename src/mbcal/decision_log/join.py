@@ -65,6 +65,8 @@ class _Response(NamedTuple):
     time: int
     id: str
     behaviour: int
+    change: float = 0.0
+    """By how much another behaviour that was reported would change the reward."""
 
 
 def join_sessions(
@@ -157,6 +159,7 @@ def _gather(
     earliest: dict[tuple[str, str], _Response] = {}
     unknown: Counter[str] = Counter()
     repeats: Counter[tuple[str, str]] = Counter()
+    reported: dict[tuple[str, str], int] = defaultdict(int)  # behaviours as bits
     times: dict[str, list[int]] = defaultdict(list)
     for record in records:
         if isinstance(record, Decision):
@@ -179,12 +182,15 @@ def _gather(
             response = _Response(record.time, record.id, builder.behaviour_number[record.behaviour])
             earliest[key] = min(earliest.get(key, response), response)
             repeats[key] += 1
+            reported[key] |= 1 << response.behaviour
     responses: dict[str, dict[str, _Response]] = defaultdict(dict)
     for (decision_id, item), response in earliest.items():
         count = repeats[decision_id, item]
         if decision_id in decisions and item in decisions[decision_id].items:
-            responses[decision_id][item] = response
+            change = builder.largest_change(response.behaviour, reported[decision_id, item])
+            responses[decision_id][item] = response._replace(change=change)
             counts.repeated_feedback += count - 1
+            counts.changed_feedback += reported[decision_id, item].bit_count() > 1
         elif decision_id in others:
             counts.other_versions += count
         else:
@@ -225,6 +231,11 @@ class _SessionBuilder:
         self.behaviour_number = {name: number for number, name in enumerate(behaviours.names)}
         self.users: dict[str, int] = {}
         self.windows: list[Window] = []
+
+    def largest_change(self, first: int, reported: int) -> float:
+        """Return by how much another behaviour than the first would change a reward, of those reported (as bits)."""
+        rewards = self.behaviours.rewards
+        return max(abs(reward - rewards[first]) for number, reward in enumerate(rewards) if reported >> number & 1)
 
     def compact(self, decision: Decision) -> _CompactDecision:
         """Reduce a decision to rows; names that feedback is matched by are interned."""
@@ -270,7 +281,8 @@ class _SessionBuilder:
                 # a propensity that float32 would round to 0 becomes the smallest normal float32
                 propensity = max(propensity, _SMALLEST_PROPENSITY)
                 number = first + len(steps)
-                origin = StepOrigin(decision_id, decision.time, rank, response.time, decision.step, number, active)
+                when = (decision.time, rank, response.time)
+                origin = StepOrigin(decision_id, *when, decision.step, number, active, response.change)
                 made = (decision.version, decision.epsilon, decision.context)
                 steps.append(Step(row, response.behaviour, origin, propensity, available, *made))
             if not pending:

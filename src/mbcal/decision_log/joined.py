@@ -29,6 +29,8 @@ class JoinCounts:
     """Decisions with the id of another; the latest counts."""
     repeated_feedback: int = 0
     """Further feedback on the same item of the same decision; the earliest counts."""
+    changed_feedback: int = 0
+    """Items with further behaviours among that, as a purchase after a click."""
     orphans: int = 0
     """Feedback on a decision that is not in the log, or on an item the decision did not return."""
     other_versions: int = 0
@@ -75,6 +77,8 @@ class StepOrigin(NamedTuple):
     """Number of the step in its session, also across rows."""
     active: tuple[int, ...] = ()
     """Times of all feedback on its decision, ascending, also of what does not count: a film is begun, and later watched."""
+    change: float = 0.0
+    """By how much a further behaviour on the item would change the reward, without its sign: the first counts."""
 
 
 @dataclass(frozen=True)

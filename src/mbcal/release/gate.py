@@ -46,12 +46,8 @@ ENOUGH_SEEN = 100
 """Differing choices that the log must show for the usual off-policy estimates to mean anything; with fewer they are void."""
 
 
-UNSHOWN = (
-    "the candidate makes other choices where the log cannot show the effect: items without feedback, steps beyond the "
-    "horizon, requests with neither session nor user, or partial visits; or it reads inputs that are not logged; or another "
-    "model wrote the log"
-)
-"""Why the log cannot tell, whatever its numbers say."""
+UNSHOWN = "there are choices whose effect the log cannot show"
+"""Why the log cannot tell, whatever its numbers say; the reason of a verdict says which."""
 
 
 @dataclass(frozen=True)
@@ -170,9 +166,8 @@ def compare_by_log(
         epsilon: (N, T) exploration with which the live version decided each step. The candidate is judged with the same:
             with less of it, a candidate that is worse would look better than it is.
         last_served: (N, T) the last step that was served before the feedback on each step came; by default the step itself.
-        n_unshown: Served choices at which the two differ and whose effect the sessions do not show
-            (`ServedChoices.n_unweighted_differences`). With any, the log cannot tell: what it does not show may be a gain or
-            a loss.
+        n_unshown: How many things keep the sessions from showing what the candidate's choices lead to. With any, the log
+            cannot tell: what it does not show may be a gain or a loss.
 
     Returns:
         The check `log`, and the difference behind it.

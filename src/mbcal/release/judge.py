@@ -235,7 +235,8 @@ def _user_loss_problem(comparison: VersionComparison, user_loss: float) -> str:
     if spare <= 0:
         return words
     users = comparison.a.users + comparison.b.users
-    return f"{words}; about {rounded(users * (width / spare) ** 2 - users)} more users are needed"
+    more = rounded(users * (width / spare) ** 2 - users)
+    return f"{words}; about {more} more users are needed, fewer with a larger --canary share, none with --user-loss 1"
 
 
 def _user_reward_problem(comparison: VersionComparison, user_loss: float) -> str:

@@ -21,9 +21,10 @@ from mbcal.evaluation.ope.estimators import Floats
 from mbcal.evaluation.ope.propensity import PolicyChoices
 from mbcal.progress import SILENT, Progress
 from mbcal.registry.version import Version
-from mbcal.release.gate import UNSHOWN, Check, GateConfig, compare_by_log, split_judges
+from mbcal.release.gate import Check, GateConfig, compare_by_log, split_judges
 from mbcal.release.heavy_users import capped_rows, heavy_rows, heavy_user_problem
 from mbcal.release.obstacles import (
+    changed_feedback_problem,
     ended_rows,
     lost_records_problem,
     max_hidden_differences,
@@ -140,12 +141,23 @@ def judge_by_log(
             partial_visits_problem(joined, rows, tolerance, largest_weight),
             other_version_problem(read(None), live, joined, judges.users, rows, tolerance),
             missing_feedback_problem(served, sessions, epsilon, tolerance),
+            changed_feedback_problem(joined, rows, tolerance, largest_weight),
             lost_records_problem(joined.counts),
         ]
-    named = "; ".join(filter(None, obstacles))
-    n_unshown = served.n_unweighted_differences + sum(map(bool, obstacles))
+    obstacles.append(_unweighted_problem(served.n_unweighted_differences, sessions.horizon))
+    unshown = list(filter(None, obstacles))
     last_served = joined.last_served()[rows]
     check, difference = compare_by_log(
-        new, old, sessions, gate, epsilon=epsilon, last_served=last_served, n_unshown=n_unshown
+        new, old, sessions, gate, epsilon=epsilon, last_served=last_served, n_unshown=len(unshown)
     )
-    return LogEvidence(check, difference, sessions, epsilon, (new, old), named or (UNSHOWN if n_unshown else ""))
+    return LogEvidence(check, difference, sessions, epsilon, (new, old), "; ".join(unshown))
+
+
+def _unweighted_problem(n_steps: int, horizon: int) -> str:
+    """Say that the candidate chooses otherwise at steps whose effect no weight contains; empty if there are none."""
+    if not n_steps:
+        return ""
+    return (
+        f"the candidate chooses otherwise at {n_steps:,} steps of sessions that are longer than {horizon}, or whose earlier "
+        "feedback came after later choices: what these lead to cannot be judged by this log"
+    )

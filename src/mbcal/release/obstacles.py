@@ -135,7 +135,7 @@ def missing_feedback_problem(served: ServedChoices, sessions: Sessions, epsilon:
         return ""
     if n_hidden := sum(served.hidden_differences.values()):
         return (
-            f"the candidate chooses otherwise at {n_hidden:,} choices or more that have no feedback, or "
+            f"the candidate chooses otherwise at {n_hidden:,} or more choices that have no feedback, or "
             f"neither session nor user, which may change more than {tolerance:.1%} of the reward: send feedback on all items"
         )
     n_missing, n_late = sum(served.missing_feedback.values()), int(served.late_feedback.sum())
@@ -146,6 +146,29 @@ def missing_feedback_problem(served: ServedChoices, sessions: Sessions, epsilon:
     return (
         f"users for whom the candidate chooses otherwise gave {what}, and so more than {tolerance:.1%} of the reward may be "
         "hidden: send feedback on all items, also on skipped ones, and update when it has come"
+    )
+
+
+def changed_feedback_problem(joined: Joined, judging: NDArray[np.int64], tolerance: float, largest_weight: float) -> str:
+    """Say that further behaviours on items may hide what the candidate's choices led to; empty if they cannot hide much.
+
+    Of a click and a later purchase of one item the click counts. A candidate may lose the purchases.
+
+    Args:
+        joined: The sessions.
+        judging: (N,) which of them judge.
+        tolerance: Share of the reward that further behaviours may change.
+        largest_weight: The largest weight that the candidate gives a judging session. Where rewards can be negative, changes
+            count so often.
+    """
+    changes = [step.change for row in judging.tolist() for step in joined.origins[row] if step.change]
+    sessions = joined.sessions[judging]
+    often = largest_weight if min(sessions.behaviour_set.rewards) < 0 else 1.0
+    if often * sum(changes) <= tolerance * _net_reward(sessions):
+        return ""
+    return (
+        f"on {len(changes):,} items a further behaviour was reported after the one that counts, and so more than "
+        f"{tolerance:.1%} of the reward may be hidden: report one behaviour per item, when it is final"
     )
 
 
