@@ -216,7 +216,7 @@ def test_a_call_without_feedback_does_not_keep_the_gate_from_telling(tmp_path: P
     verdict = judged(tmp_path / "few", [*visits(1000, whole, pages=1), call])
     assert verdict.answer == "cannot tell"
     assert verdict.reason.startswith(
-        "the log cannot tell: the candidate chooses otherwise at 1 choices or more that have no feedback"
+        "the log cannot tell: the candidate chooses otherwise at 1 or more choices that have no feedback"
     )
 
 

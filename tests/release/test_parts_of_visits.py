@@ -123,7 +123,7 @@ def test_the_gate_cannot_tell_if_another_version_decides_the_rest_of_visits(
     """One of another registry, whose decisions are in no joined session, or one that was live for a while."""
     registry = Registry(tmp_path / "registry")
     for name in (LIVE, "v000002"):
-        assert registry.publish(agent_for("good")) == name
+        assert registry.publish(agent_for("good"), activate=True) == name
     registry.activate(LIVE)
     records = [
         msgspec.structs.replace(record, version=other)
@@ -162,7 +162,7 @@ def test_the_gate_cannot_tell_if_sessions_go_on_with_a_version_that_was_live_for
     """Half of the visits go on with it, and judge nobody; of the others every one shows what the bait gains at first."""
     registry = Registry(tmp_path / "registry")
     for _ in range(2):
-        registry.publish(agent_for("good"))
+        registry.publish(agent_for("good"), activate=True)
     registry.activate(LIVE)
     records = list(visits(2500, names))
     users = [record.user for record in records if isinstance(record, Decision)]

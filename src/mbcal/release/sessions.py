@@ -116,8 +116,9 @@ class LoggedDecision:
         self.responses[item] = min(known, response)
 
     def reported(self) -> dict[str, set[str]]:
-        """Return all behaviours that were reported, by item."""
-        return {item: {behaviour} for item, (_, _, behaviour) in self.responses.items()} | self.others
+        """Return all behaviours that were reported, by item that it returned."""
+        shown = self.responses.keys() & self.items
+        return {item: self.others.get(item, {self.responses[item][2]}) for item in shown}
 
     def further(self) -> list[str]:
         """Return the behaviours beyond the first on each item that it returned."""
