@@ -6,10 +6,13 @@ import asyncio
 import random
 import resource
 import socket
+import ssl
+import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,30 +44,41 @@ async def slowly(scope: Any, receive: Any, send: Any) -> None:
     await large_answers(scope, receive, send)
 
 
-def run_server(limits: ConnectionLimits, story: Story, app: Any = large_answers) -> None:
+def run_server(
+    limits: ConnectionLimits, story: Story, app: Any = large_answers, certificate: tuple[Path, Path] | None = None
+) -> None:
+    context = None
+    if certificate is not None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(*certificate)
+
     async def run() -> None:
         protocol: Any = bounded_protocol(limits)
         config = uvicorn.Config(app, http=protocol, log_config=None, ws="none")
         config.load()
         make = partial(protocol, config=config, server_state=ServerState(), app_state={})
-        server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
+        server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0, ssl=context)
         sweeper = asyncio.create_task(protocol.shared.sweep_forever())
-        await story(server.sockets[0].getsockname()[1], protocol.shared)
-        sweeper.cancel()
-        server.close()
-        for connection in list(protocol.shared.open):
-            connection.transport.abort()
-        await asyncio.sleep(0.05)
+        try:
+            await story(server.sockets[0].getsockname()[1], protocol.shared)
+        finally:
+            sweeper.cancel()
+            server.close()
+            for connection in list(protocol.shared.open):
+                connection.transport.abort()
+            await asyncio.sleep(0.05)
 
     asyncio.run(run())
 
 
-def connect(port: int, address: str = "127.0.0.1") -> socket.socket:
+def connect(port: int, address: str = "127.0.0.1", certificate: tuple[Path, Path] | None = None) -> socket.socket:
     wire = socket.socket()
     wire.bind((address, 0))
     wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     wire.settimeout(5)
     wire.connect(("127.0.0.1", port))
+    if certificate is not None:
+        return ssl.create_default_context(cafile=str(certificate[0])).wrap_socket(wire, server_hostname="localhost")
     return wire
 
 
@@ -76,24 +90,50 @@ async def small_answer(port: int) -> bytes:
     return answer
 
 
-def test_answers_that_are_not_read_are_bounded_together() -> None:
+@pytest.fixture(params=[False, True], ids=["plain", "tls"])
+def cert(request: pytest.FixtureRequest) -> tuple[Path, Path] | None:
+    return request.getfixturevalue("certificate") if request.param else None
+
+
+def test_answers_that_are_not_read_are_bounded_together(cert: tuple[Path, Path] | None) -> None:
     async def story(port: int, connections: Connections) -> None:
-        wires = [connect(port) for _ in range(6)]
+        wires = [await asyncio.to_thread(connect, port, certificate=cert) for _ in range(6)]
         for wire in wires:
             wire.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
             await asyncio.sleep(0.05)
         assert connections.closed["large"] >= 4  # of 96 MiB, 20 MiB may wait
         assert sum(connection.held for connection in connections.open) <= 20 << 20
-        assert (await small_answer(port)).endswith(b"ok")
         for wire in wires:
             wire.close()
 
-    run_server(ConnectionLimits(max_buffered=20 << 20), story)
+    run_server(ConnectionLimits(max_buffered=20 << 20), story, certificate=cert)
 
 
-def test_a_client_that_reads_nothing_is_closed() -> None:
+@pytest.mark.parametrize("header", [b"", b"connection: close\r\n"])
+def test_a_client_that_reads_slowly_gets_its_answer(cert: tuple[Path, Path] | None, header: bytes) -> None:
+    def read_slowly(port: int) -> int:
+        with connect(port, certificate=cert) as wire:
+            wire.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n%s\r\n" % header)
+            began, size = time.monotonic(), 0
+            while size < len(LARGE) and (part := wire.recv(1 << 16)):
+                size += len(part)
+                time.sleep(max(began + size / 3e6 - time.monotonic(), 0.0))
+            time.sleep(0.5)
+            if not header:  # it is not idle before the answer has left
+                wire.sendall(b"GET /small HTTP/1.1\r\nhost: x\r\n\r\n")
+                assert wire.recv(1 << 16)
+            return size
+
     async def story(port: int, connections: Connections) -> None:
-        wire = connect(port)
+        assert await asyncio.to_thread(read_slowly, port) >= len(LARGE)
+        assert not connections.closed
+
+    run_server(ConnectionLimits(head_seconds=3.0), story, certificate=cert)
+
+
+def test_a_client_that_reads_nothing_is_closed(cert: tuple[Path, Path] | None) -> None:
+    async def story(port: int, connections: Connections) -> None:
+        wire = await asyncio.to_thread(connect, port, certificate=cert)
         wire.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         for _ in range(50):
             await asyncio.sleep(0.1)
@@ -103,7 +143,7 @@ def test_a_client_that_reads_nothing_is_closed() -> None:
         assert not connections.open
         wire.close()
 
-    run_server(ConnectionLimits(head_seconds=1.0), story)
+    run_server(ConnectionLimits(head_seconds=1.0), story, certificate=cert)
 
 
 def test_of_unfinished_bodies_the_largest_is_dropped() -> None:

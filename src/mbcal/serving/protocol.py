@@ -24,6 +24,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from mbcal.serving.clients import client_of
 from mbcal.serving.connections import Connection, ConnectionLimits, Connections
+from mbcal.serving.outbox import Outbox
 
 PIECE = 16 * 1024
 """Bytes given to the parser at a time."""
@@ -47,7 +48,8 @@ class BoundedProtocol(HttpToolsProtocol):
     """What was counted in place of this connection until its TLS handshake was complete."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        self._outbox = Outbox(transport)
+        super().connection_made(self._outbox)
         if self.handshake is not None:
             self.shared.lost(self.handshake)
         self.address = client_of(self.client[0]) if self.client else ""
@@ -75,6 +77,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.shared.lost(self)
         self._ahead = b""
+        self._outbox.clear()
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -238,13 +241,17 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         """The client does not read as fast as it asks: count what waits for it, and handle no further request of it."""
+        self._outbox.pause()
         super().pause_writing()
-        self._count_held()
 
     def resume_writing(self) -> None:
-        super().resume_writing()
+        if self._outbox.resume():
+            super().resume_writing()
         self._count_held()
         self._parse_on()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Do nothing: uvicorn would close an answer that is still leaving as idle; `check_time` closes what is."""
 
     def _count_held(self) -> None:
         """Count the bytes this connection makes the server hold."""
@@ -265,7 +272,10 @@ class BoundedProtocol(HttpToolsProtocol):
             elif now - self._stalled[1] > seconds:
                 self.end("unread")
             return
-        self._stalled = None
+        if self._stalled is not None:  # the last answer has only just left
+            self._stalled = None
+            if not self._is_arriving:
+                self.since = now
         if (
             self.cycle is None or self.cycle.response_complete
         ) and now - self.since > seconds:  # bodies have a limit in `App`
