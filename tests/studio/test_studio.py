@@ -96,10 +96,15 @@ def test_nothing_else_can_be_named(folder: Path) -> None:
         ".",
         "\0",
         "",
+        "a" * 5000,
+        "a/" * 3000,
     )
     for path in paths:
         with pytest.raises(InputError):
             resolve(folder, path, "model")
+    with pytest.raises(InputError, match=r"cannot be looked for \(File name too long\)") as refusal:
+        resolve(folder, "a" * 5000, "model")
+    assert str(folder) not in str(refusal.value)
 
 
 def test_only_the_printed_address_opens_it(running: tuple[subprocess.Popen[str], str], http: httpx.Client) -> None:
