@@ -35,6 +35,10 @@ from soak_verdict import Disturbance, Sample, judge, write_results
 from mbcal.registry.registry import Registry
 
 SLOW_CLIENTS = 80
+MEMORY = 32
+"""MiB of all that the server remembers: little, so that its bounds are reached soon and further growth is a leak."""
+ANSWER_BYTES = 2 << 10
+"""Bytes of a remembered answer, of which there is an eighth of `MEMORY` (docs/service.md)."""
 
 
 class Soak:
@@ -200,13 +204,12 @@ async def soak(options: argparse.Namespace, folder: Path, out: Path) -> bool:
     redis = RedisServer(folder) if options.redis else None
     extra = ["--workers", str(options.workers)] if options.workers > 1 else []
     extra += ["--state", redis.address] if redis else []
-    # little memory, so that its bounds are reached soon and further growth is a leak
-    command = [*RUN, "serve", "--registry", str(folder / "registry"), "--max-memory", "32", *extra]
+    command = [*RUN, "serve", "--registry", str(folder / "registry"), "--max-memory", str(MEMORY), *extra]
     server = Server(command, folder / "log", out / "events.log")
     server.launch()
     try:
         await server.ready()
-        load = Load(server.port, items, labels, options.rate)
+        load = Load(server.port, items, labels, options.rate, (MEMORY << 20) // 8 // ANSWER_BYTES)
         run_ = Soak(server, load, registry, redis)
         await run_.run(60 * options.minutes)
         await server.stop()

@@ -23,19 +23,21 @@ REPEATED = 0.05
 class Load:
     """Open-loop load on one port; counts statuses by second and remembers what was acknowledged.
 
-    Ranking number n has the id `soak-n`, so what was acknowledged is one byte per ranking.
+    Ranking number n has the id `soak-n`, so what was acknowledged is one byte per ranking. The server remembers the answers
+    of the last `remembered` rankings; what is asked again after more may have another answer.
     """
 
-    def __init__(self, port: int, items: list[str], labels: list[str], rate: float) -> None:
-        self.port, self.items, self.labels, self.rate = port, items, labels, rate
+    def __init__(self, port: int, items: list[str], labels: list[str], rate: float, remembered: int) -> None:
+        self.port, self.items, self.labels, self.rate, self.remembered = port, items, labels, rate, remembered
         self.ranked, self.with_feedback = bytearray(), bytearray()
-        self.repeated = self.differing = self.given_up = self.waiting = 0
+        self.repeated = self.differing = self.forgotten = self.given_up = self.waiting = 0
+        self.answered = 0
         self.statuses: Counter[str] = Counter()
         self.problems: list[str] = []
         self._second: tuple[Counter[str], list[float]] = (Counter(), [])
         self._draw = np.random.default_rng(1)
         self._queue: asyncio.Queue[tuple[float, int] | None] = asyncio.Queue()
-        self._recent: deque[tuple[int, dict[str, Any], dict[str, Any]]] = deque(maxlen=40)
+        self._recent: deque[tuple[int, dict[str, Any], dict[str, Any], int]] = deque(maxlen=40)
         self._stopped = False
 
     async def run(self) -> None:
@@ -74,10 +76,11 @@ class Load:
             if answer is None:
                 continue
             self.ranked[due[1]] = 1
+            self.answered += 1
             if self._draw.random() < 0.7:
                 await self._give_feedback(connection, due[1], answer)
             if self._draw.random() < REPEATED:
-                self._recent.append((due[1], request, answer))
+                self._recent.append((due[1], request, answer, self.answered))
             if self._recent and self._draw.random() < REPEATED:
                 await self._repeat(connection)
         connection.close()
@@ -98,14 +101,16 @@ class Load:
 
     async def _repeat(self, connection: _Connection) -> None:
         """Ask again with an id that was answered: the answer must be the same, also after a restart."""
-        number, request, first = self._recent[int(self._draw.integers(len(self._recent)))]
+        number, request, first, answered = self._recent[int(self._draw.integers(len(self._recent)))]
         again = await self._until_answered(connection, "/v1/rank", request, time.perf_counter())
         if again is None:
             return
         self.repeated += 1
         if any(again[field] != first[field] for field in ("decision", "version", "items")):
-            self.differing += 1
-            self.problems.append(f"soak-{number}: another answer when it was asked again")
+            between = self.answered - answered
+            self.forgotten += between > self.remembered
+            self.differing += between <= self.remembered
+            self.problems.append(f"soak-{number}: another answer when it was asked again, {between:,} rankings later")
 
     async def _until_answered(
         self, connection: _Connection, path: str, body: dict[str, Any], due: float

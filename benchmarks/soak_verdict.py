@@ -75,6 +75,7 @@ def judge(
     bad = {status: count for status, count in load.statuses.items() if status not in ("200", "503", "broken")}
     findings.append(Finding("statuses", not bad, f"{dict(load.statuses)}; nothing but 200 and 503 may be answered"))
     same = f"{load.repeated:,} rankings asked again, {load.differing} with another answer"
+    same = f"{same}, and {load.forgotten} after more than the {load.remembered:,} rankings that are remembered"
     findings.append(Finding("repeated ids", not load.differing, same))
     findings.append(Finding("given up", not load.given_up, f"{load.given_up} requests without an answer for 30 s"))
     slow = [

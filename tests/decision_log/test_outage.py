@@ -16,7 +16,7 @@ import pytest
 
 from mbcal.decision_log import DecisionLog, Loss, Missing, appender, writer
 from mbcal.decision_log.reader import read_log
-from mbcal.errors import LogUnavailableError
+from mbcal.errors import LogUnavailableError, OutputError
 from tests.support.decision_records import decision, write_log
 
 
@@ -230,6 +230,45 @@ def test_a_folder_that_was_replaced_is_locked_and_continued(folder: Path, tmp_pa
     assert lost == [Missing(folder / "segment-000001.log", 1, 1, "missing")]
     shutil.copy(tmp_path / "elsewhere/segment-000001.log", folder)
     assert ids(folder) == ["d1", "d2"]
+
+
+@pytest.mark.parametrize("is_reopened", [False, True])
+def test_records_of_another_log_in_its_place_do_not_count_as_left(folder: Path, tmp_path: Path, is_reopened: bool) -> None:
+    write_log(tmp_path / "other", [decision(number) for number in range(10, 20)])
+    log = DecisionLog(folder)
+    for number in (1, 2, 3):
+        log.append(decision(number)).result(10)
+    if is_reopened:
+        log.close()
+        log = DecisionLog(folder)
+    with log:
+        folder.rename(tmp_path / "elsewhere")
+        (tmp_path / "other").rename(folder)
+        wait_until(lambda: log.outages == 1 and log.outage is None)
+        assert log.lost == 3
+        log.append(decision(4)).result(10)
+    assert ids(folder) == [*(f"d{number}" for number in range(10, 20)), "d4"]
+
+
+def test_a_segment_that_was_restored_is_not_lost(folder: Path, tmp_path: Path) -> None:
+    with DecisionLog(folder) as log:
+        for number in (1, 2, 3):
+            log.append(decision(number)).result(10)
+        shutil.copytree(folder, tmp_path / "copy")
+        folder.rename(tmp_path / "elsewhere")
+        (tmp_path / "copy").rename(folder)  # the same bytes in other files, as on a disk that was mounted again
+        wait_until(lambda: log.outages == 1 and log.outage is None)
+        assert log.lost == 0
+        log.append(decision(4)).result(10)
+    assert ids(folder) == ["d1", "d2", "d3", "d4"]
+
+
+def test_a_folder_that_must_exist_is_not_made(folder: Path) -> None:
+    with pytest.raises(OutputError, match="log: cannot be written"):
+        DecisionLog(folder, create=False)
+    assert not folder.exists()
+    DecisionLog(folder).close()
+    DecisionLog(folder, create=False).close()
 
 
 def test_closing_does_not_wait_for_a_disk_that_stalls(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,15 @@ def test_a_canary_is_promoted_or_withdrawn(three: Registry) -> None:
     assert (three.canary(), three.pointer().canary_salt) == ("v000003", "")  # written before there were salts
 
 
+@pytest.mark.parametrize("change", [{"canary_salt": "\ud800"}, {"canary_salt": "salt"}, {"canary": "v00000\u0663"}])
+def test_a_canary_that_no_command_wrote_is_damage(three: Registry, change: dict[str, str]) -> None:
+    three.start_canary("v000002")
+    path = three.path / "current.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(ModelError, match=r"current\.json: damaged"):
+        three.pointer()
+
+
 def test_what_cannot_be_a_canary_is_refused(models: Path, registry: Registry, three: Registry, tmp_path: Path) -> None:
     empty = Registry(tmp_path / "empty")
     empty.publish(models / "random", activate=False)

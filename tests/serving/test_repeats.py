@@ -83,6 +83,33 @@ def test_an_id_belongs_to_one_request(registry: Registry, tmp_path: Path) -> Non
     assert [record.id for record in read_log(tmp_path / "log")] == ["mine", "new"]
 
 
+@pytest.mark.parametrize("state", ["memory", "redis"])
+def test_an_id_that_the_service_made_is_taken(registry: Registry, tmp_path: Path, redis_address: str, state: str) -> None:
+    async def story(http: httpx.AsyncClient) -> None:
+        made = (await http.post("/v1/rank", json={**REQUEST, "id": None, "session": "s"})).json()["decision"]
+        other = await http.post("/v1/rank", json={**REQUEST, "id": made})
+        assert other.status_code == 409
+        feedback = await http.post("/v1/feedback", json={"decision": made, "behaviour": "click"})
+        assert feedback.json()["applied"]  # to the session of the first
+
+    address = redis_address if state == "redis" else state
+    serve(ServerSettings(str(registry.path), log=str(tmp_path / "log"), state=address), story)
+    assert sum(isinstance(record, Decision) for record in read_log(tmp_path / "log")) == 1
+
+
+@pytest.mark.parametrize("store", ["memory", "redis"])
+def test_a_decision_with_an_id_of_the_service_is_never_replaced(redis_address: str, store: str) -> None:
+    async def story() -> None:
+        sessions = MemoryStore() if store == "memory" else RedisStore(redis_address)
+        name, made = f"made {time.time_ns()}", DecisionRef("s", 1, ["a"], "v")
+        assert await sessions.remember_decision(name, made) == made
+        assert await sessions.claim_decision(name) == made
+        assert await sessions.remember_decision(name, DecisionRef("t", 2, ["b"], "v", "hash", b"")) == made
+        await sessions.close()
+
+    asyncio.run(story())
+
+
 @pytest.mark.parametrize("compacted", [False, True])
 def test_a_restart_changes_nothing_for_an_id(registry: Registry, tmp_path: Path, compacted: bool) -> None:
     settings = ServerSettings(str(registry.path), epsilon=0.5, log=str(tmp_path / "log"))

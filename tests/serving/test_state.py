@@ -99,9 +99,13 @@ async def story(store: MemoryStore | RedisStore) -> None:
     assert last is not None
     assert len(last.steps) == 23
     assert await store.recall_decision("d1") is None
-    await store.remember_decision("d1", DecisionRef("s", 7, ["item 2", "item 4"], "v000001"))
-    assert await store.recall_decision("d1") == DecisionRef("s", 7, ["item 2", "item 4"], "v000001")
-    assert [await store.claim_decision(name) for name in ("d1", "d2", "d2")] == [True, True, False]  # d1 has no answer
+    await store.remember_decision("d1", DecisionRef("s", 7, ["item 2", "item 4"], "v000001", "hash"))
+    assert await store.recall_decision("d1") == DecisionRef("s", 7, ["item 2", "item 4"], "v000001", "hash")
+    assert [await store.claim_decision(name) for name in ("d1", "d2", "d2")] == [
+        True,
+        True,
+        False,
+    ]  # the answer to d1 is gone
     await store.release_decision("d2")
     assert await store.claim_decision("d2") is True
     answered = DecisionRef("s", 7, ["item 2"], "v000001", "hash", ANSWER)

@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from mbcal.client import Client
+from mbcal.decision_log import Loss
 from mbcal.decision_log.reader import read_log
 from mbcal.decision_log.records import Decision
 from mbcal.registry.registry import Registry
@@ -213,6 +214,38 @@ def test_workers_that_cannot_start_end_the_command(shared_registry: Registry, tm
         assert done.returncode == 2
         assert "another process writes this decision log" in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_a_worker_that_is_started_again_waits_for_a_log_that_has_gone(shared_registry: Registry, tmp_path: Path) -> None:
+    log, acknowledged, numbers = tmp_path / "disk" / "log", set(), iter(range(1_000_000))
+    with serving(shared_registry, "--workers", "2", "--log", str(log)) as (process, port):
+
+        def ask() -> int:
+            name = f"request {next(numbers)}"
+            answer = httpx.post(f"http://127.0.0.1:{port}/v1/rank", json={"id": name, "candidates": ITEMS}, timeout=10)
+            if answer.status_code == 200:
+                acknowledged.add(name)
+            return answer.status_code
+
+        def workers() -> list[psutil.Process]:
+            return psutil.Process(process.pid).children()
+
+        assert {ask() for _ in range(10)} == {200}
+        log.rename(tmp_path / "away")
+        time.sleep(1.5)
+        workers()[0].kill()
+        deadline = time.monotonic() + 3
+        while time.monotonic() < deadline:
+            assert ask() == 503
+        assert not log.exists()
+        (tmp_path / "away").rename(log)
+        wait_until(lambda: ask() == 200)
+        wait_until(lambda: metric(port, "mbcal_log_outages_total") == 1 and len(workers()) == 2)
+        assert metric(port, "mbcal_log_lost_records") == 0
+        assert {ask() for _ in range(10)} == {200}
+    lost: list[Loss] = []
+    assert acknowledged <= {record.id for record in read_log(log, lost) if isinstance(record, Decision)}
+    assert not lost
 
 
 def test_modules_in_the_folder_of_the_command_are_not_imported(shared_registry: Registry, tmp_path: Path) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
 import httpx
+import psutil
 import pytest
 
 from mbcal.agents import load
@@ -94,10 +96,15 @@ def test_nothing_else_can_be_named(folder: Path) -> None:
         ".",
         "\0",
         "",
+        "a" * 5000,
+        "a/" * 3000,
     )
     for path in paths:
         with pytest.raises(InputError):
             resolve(folder, path, "model")
+    with pytest.raises(InputError, match=r"cannot be looked for \(File name too long\)") as refusal:
+        resolve(folder, "a" * 5000, "model")
+    assert str(folder) not in str(refusal.value)
 
 
 def test_only_the_printed_address_opens_it(running: tuple[subprocess.Popen[str], str], http: httpx.Client) -> None:
@@ -117,6 +124,22 @@ def test_only_the_printed_address_opens_it(running: tuple[subprocess.Popen[str],
     cookie = httpx.get(address).headers["set-cookie"]
     assert "HttpOnly" in cookie
     assert "SameSite=Strict" in cookie
+
+
+def test_who_has_no_token_cannot_fill_it(running: tuple[subprocess.Popen[str], str], http: httpx.Client) -> None:
+    process, address = running
+    port, server = httpx.URL(address).port, psutil.Process(process.pid)
+    memory, files = server.memory_info().rss, server.num_fds()
+    with ExitStack() as wires:
+        for _ in range(150):
+            wire = wires.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+            wire.sendall(b"GET / HTTP/1.1\r\nx: ")
+        assert http.get("/api/list").status_code == 200
+        assert server.num_fds() - files <= 110
+        endless = wires.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+        with pytest.raises(OSError, match=r"reset|pipe"):
+            endless.sendall(b"GET / HTTP/1.1\r\nx: " + b"a" * (25 << 20))
+        assert server.memory_info().rss - memory < 20 << 20
 
 
 def test_cookies_of_other_programs_do_not_matter(running: tuple[subprocess.Popen[str], str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import webbrowser
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,6 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from mbcal.errors import OptionError
+
+MAX_CONNECTIONS = 100
+"""Open connections; a browser needs a few, and the rest of this machine none."""
 
 
 def studio_command(
@@ -36,18 +40,31 @@ def studio_command(
         import uvicorn
     except ImportError as error:
         raise OptionError("studio: needs uvicorn and msgspec; pip install 'mbcal[serve]'") from error
+    from mbcal.serving.connections import ConnectionLimits
+    from mbcal.serving.protocol import bounded_protocol
     from mbcal.studio.server import Studio
 
     studio = Studio(folder)
+    protocol = bounded_protocol(ConnectionLimits(MAX_CONNECTIONS))  # requests are read before the token is looked at
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
+            self.sweeper = asyncio.create_task(protocol.shared.sweep_forever())
             listening = self.servers[0].sockets[0].getsockname()[1]
             address = f"http://127.0.0.1:{listening}/?token={studio.token}"
             typer.echo(f"{address}\nStop with Ctrl-C.")
             if browser:
                 webbrowser.open(address)
 
-    config = uvicorn.Config(studio, host="127.0.0.1", port=port, log_config=None, access_log=False, lifespan="off")
+    config = uvicorn.Config(
+        studio,
+        host="127.0.0.1",
+        port=port,
+        http=protocol,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+    )
     Server(config).run()

@@ -42,15 +42,16 @@ class Appender:
     """Appends records to a folder's segments; not thread-safe.
 
     Args:
-        folder: The log's folder. Created if absent, locked until `close` or the end of the process.
+        folder: The log's folder, locked until `close` or the end of the process.
         segment_bytes: Largest segment; a record that is larger gets a segment of its own.
+        create: Whether the folder is created if it is absent.
 
     Raises:
         LogError: If another process writes this log, or a segment has another format.
         OSError: If the folder cannot be written.
     """
 
-    def __init__(self, folder: Path, segment_bytes: int) -> None:
+    def __init__(self, folder: Path, segment_bytes: int, create: bool = True) -> None:
         self.folder, self.segment_bytes = folder, segment_bytes
         self.notes: tuple[str, ...] = ()
         """What was repaired or found missing when the log was opened, in sentences."""
@@ -58,9 +59,11 @@ class Appender:
         """Acknowledged records that are known to be missing."""
         self._is_dirty = False  # the file may hold bytes beyond `_size`: truncate before the next write
         self._records = 0  # of the current segment, acknowledged
+        self._first = b""  # the frame of the first of them, without its payload
         self._next = 1  # number of the next record
         self._earlier = 0  # number of the last record of the segments before the current one
-        folder.mkdir(parents=True, exist_ok=True)
+        if create:
+            folder.mkdir(parents=True, exist_ok=True)
         fsync(folder.parent)
         self._lock = _lock_folder(folder)
         try:
@@ -98,6 +101,8 @@ class Appender:
                 break
             frames.append(frame_record(payload, self._segment, end, self._next + len(frames)))
             end += len(frames[-1])
+        if not self._records:
+            self._first = frames[0][:FRAME_BYTES]
         self._is_dirty = True
         _write_all(self._file, b"".join(frames))
         _fdatasync(self._file)
@@ -181,12 +186,15 @@ class Appender:
         return True
 
     def _records_left(self) -> int:
-        """Number of records that are still in the current segment, under its name."""
+        """Number of records that are still in the current segment, under its name; 0 if that is a segment of another log."""
+        path = segment_path(self.folder, self._segment)
         try:
-            data = read_plain(segment_path(self.folder, self._segment))[0]
+            data = read_plain(path)[0]
         except OSError:
             return 0
-        return sum(span.payload is not None for span in scan_segment(data, self._segment))
+        if not _is_same(path, self._file) and not data.startswith(self._first, HEADER.size):
+            return 0
+        return min(sum(span.payload is not None for span in scan_segment(data, self._segment)), self._records)
 
     def _begin_segment(self, number: int) -> None:
         """Continue with a new segment."""
@@ -233,6 +241,7 @@ class Appender:
         _fdatasync(file)  # a killed process may have written without fdatasync; what was read must not be lost later
         fsync(self.folder)
         self._records, self._earlier = records, self.last_record - records
+        self._first = data[HEADER.size : HEADER.size + FRAME_BYTES]
         return segment, size, file
 
     def _last_record(self, without: int = 0) -> int:

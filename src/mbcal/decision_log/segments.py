@@ -42,7 +42,7 @@ _FIRST_PART, _LARGEST_PART = 1 << 12, 1 << 20
 """Bytes that are searched at a time for the next record after damage: few at first, then four times as many each time."""
 _SEGMENT_NAME = re.compile(r"segment-([0-9]{6,9})\.log")
 _PARQUET_NAME = re.compile(r"(?:decisions|feedback)-([0-9]{6,9})\.parquet")
-_WORKER_NAME = re.compile(r"worker-(\d+)")
+_WORKER_NAME = re.compile(r"worker-([0-9]+)")
 
 
 def segment_path(folder: Path, number: int) -> Path:

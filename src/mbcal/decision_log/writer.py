@@ -53,12 +53,13 @@ class DecisionLog:
     disk has room or the folder is back; the segment is continued if it is intact, and otherwise a new one is begun.
 
     Args:
-        folder: The log's folder. Created if absent, locked until `close` or the end of the process.
+        folder: The log's folder, locked until `close` or the end of the process.
         segment_bytes: Largest segment; a record that is larger gets a segment of its own.
         max_waiting: Largest number of unacknowledged records; more are refused with LogFullError.
         linger: Seconds for which the first record of a coroutine waits for others before they are handed to the thread
             together, in [0, 1]. Under load this saves fdatasyncs and thread wake-ups, and it adds as much latency.
         on_event: Called, also from the log's thread, with `log_note`, `log_outage` or `log_recovered` and values.
+        create: Whether the folder is created if it is absent.
 
     Raises:
         OptionError: If an option is out of range.
@@ -74,6 +75,7 @@ class DecisionLog:
         max_waiting: int = 10_000,
         linger: float = 0.0,
         on_event: Callable[..., None] = lambda *_, **__: None,
+        create: bool = True,
     ) -> None:
         if segment_bytes < 1 or max_waiting < 1 or not 0 <= linger <= 1:
             rule = f"must be at least 1 and linger in [0, 1], got {segment_bytes}, {max_waiting} and {linger}"
@@ -92,7 +94,7 @@ class DecisionLog:
         self._refused, self._outage_start = 0, 0.0
         self._busy_since: float | None = None  # since when the thread has waited for the disk
         try:
-            self._appender = Appender(self.folder, segment_bytes)
+            self._appender = Appender(self.folder, segment_bytes, create)
         except OSError as error:
             raise to_output_error(str(self.folder), error) from error
         for note in self.notes:

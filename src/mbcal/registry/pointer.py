@@ -17,7 +17,8 @@ from mbcal.storage.plain_file import read_plain
 POINTER_NAME = "current.json"
 MAX_POINTER = 16 << 20
 """Bytes of a pointer; a larger one is not read."""
-_VERSION_NAME = re.compile(r"v\d{6,}")
+_VERSION_NAME = re.compile(r"v[0-9]{6,}")
+_SALT = re.compile(r"[0-9a-f]*")
 
 
 def is_version_name(name: str) -> bool:
@@ -107,8 +108,8 @@ def read_pointer(folder: Path) -> Pointer:
             raise ValueError("not the names of versions")
         if not all(isinstance(count, int) for count in (pointer.newest, pointer.canary_began, pointer.activations)):
             raise TypeError("newest, canary_began and activations must be numbers")
-        if not isinstance(pointer.canary_salt, str):
-            raise TypeError("canary_salt must be a text")
+        if not isinstance(pointer.canary_salt, str) or _SALT.fullmatch(pointer.canary_salt) is None:
+            raise ValueError("canary_salt must be a text of hexadecimal digits")
     except (FileNotFoundError, NotADirectoryError):
         return Pointer()
     except OSError as error:

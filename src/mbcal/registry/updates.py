@@ -24,8 +24,8 @@ MAX_BYTES = 4 << 20
 MAX_TEXT = 1_000
 """Characters of a reason or a check that a list of updates shows; the page of the update has all."""
 _YEAR_9999 = 253_370_764_800
-_RECORD_NAME = re.compile(r"(\d{6,12})\.json")
-_PAGE_NAME = re.compile(r"\d{6,12}\.html")
+_RECORD_NAME = re.compile(r"([0-9]{6,12})\.json")
+_PAGE_NAME = re.compile(r"[0-9]{6,12}\.html")
 
 
 def read_updates(registry: Path, most: int = 20) -> list[dict[str, Any]]:

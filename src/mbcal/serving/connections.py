@@ -33,9 +33,8 @@ class ConnectionLimits:
     """Seconds in which the head must arrive, from the first byte or from the opening of the connection; also seconds without
     progress after which a client that does not read its answer is closed."""
     max_buffered: int = 64 << 20
-    """Bytes of bodies being received and of answers not read, of all connections together."""
-    max_pipelined: int = 16
-    """Requests that wait on one connection for the answer to an earlier one."""
+    """Bytes of bodies being received, of requests that wait for the answer to an earlier one, and of answers not read; of
+    all connections together."""
 
 
 class Connection(Protocol):
@@ -46,7 +45,7 @@ class Connection(Protocol):
     since: float
     """Time of the event loop since which the server has waited for the client."""
     held: int
-    """Bytes this connection makes the server hold: of bodies, and of answers not read."""
+    """Bytes this connection makes the server hold: of bodies, requests that wait, and answers not read."""
 
     @property
     def is_waiting(self) -> bool:

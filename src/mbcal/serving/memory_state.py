@@ -84,7 +84,7 @@ class MemoryStore:
     async def remember_decision(self, decision: str, reference: DecisionRef) -> DecisionRef:
         self._claims.discard(decision)
         first, now = await self.recall_decision(decision), self._clock()
-        if first is not None and first.answer:
+        if first is not None and first.is_final:
             return first
         size = reference_bytes(reference)
         self._decisions.put(decision, _Kept(now + self._lifetime, reference, size), size)
@@ -97,7 +97,7 @@ class MemoryStore:
 
     async def claim_decision(self, decision: str) -> DecisionRef | bool:
         known = await self.recall_decision(decision)
-        if known is not None and known.answer:
+        if known is not None and known.is_final:
             return known
         is_free = decision not in self._claims
         self._claims.add(decision)

@@ -1,15 +1,22 @@
 """Connections with limits, below HTTP: uvicorn's httptools protocol buffers any header, waits for ever, and counts nothing.
 
 Of one request, everything but its body is limited to `max_head` bytes and must arrive within `head_seconds`; the parser is
-fed in pieces, so that a connection never buffers more. Bodies that are being received and answers that are not read are
-limited in bytes for all connections together (`connections`): if they grow beyond it, the connection that holds most is
-closed. Every refusal is JSON with one sentence.
+fed in pieces, so that a connection never buffers more. A piece ends where a request may end, and what a client sends before
+its request is answered waits as it came: a connection has one parsed request at most. Bodies that are being received,
+requests that wait and answers that are not read are limited in bytes for all connections together (`connections`): if they
+grow beyond it, the connection that holds most is closed. Every refusal is JSON with one sentence.
+
+::
+
+    bytes ──▶ nothing in progress ──▶ a piece ──▶ parser ──▶ request ──▶ answer
+                      └──▶ else they wait, and no more are read ◀──────────┘ parsed on
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any, ClassVar
 
 import httptools
@@ -17,9 +24,16 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from mbcal.serving.clients import client_of
 from mbcal.serving.connections import Connection, ConnectionLimits, Connections
+from mbcal.serving.outbox import Outbox
 
 PIECE = 16 * 1024
 """Bytes given to the parser at a time."""
+
+_LINE_ENDS = re.compile(rb"(?:\r?\n)+")
+_EMPTY_LINE = re.compile(rb"\n\r\n")
+_LAST_CHUNK = re.compile(rb"(?<![^\n])0\r\n\r\n")
+LOOKALIKE_BYTES = 64
+"""What the end of a body in chunks costs of `max_head` where it is none, but part of the body."""
 
 
 class RefusedHeadError(Exception):
@@ -34,7 +48,8 @@ class BoundedProtocol(HttpToolsProtocol):
     """What was counted in place of this connection until its TLS handshake was complete."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        self._outbox = Outbox(transport)
+        super().connection_made(self._outbox)
         if self.handshake is not None:
             self.shared.lost(self.handshake)
         self.address = client_of(self.client[0]) if self.client else ""
@@ -43,8 +58,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self.served = 0
         """Requests answered."""
         self.held = 0
-        """Bytes this connection makes the server hold: of bodies, and of answers not read."""
-        self._body = self._unread = 0
+        """Bytes this connection makes the server hold: of bodies, requests that wait, and answers not read."""
+        self._body = 0  # bytes of the body of the request that is not answered
+        self._left = 0  # bytes to come of a body whose length is known
+        self._is_chunked = False  # the body comes in chunks
+        self._ahead = b""  # what has arrived while a request is being handled
+        self._has_ended = False  # the client sends no more
         self._stalled: tuple[int, float] | None = None  # bytes the client has not read, and when it last read some
         self._is_arriving = False  # a request has begun and is not complete
         self._head = self._headers = 0  # bytes and headers of the request so far
@@ -52,37 +71,28 @@ class BoundedProtocol(HttpToolsProtocol):
         self._parts: list[bytes] = []  # of the body, in the piece that is being parsed
         self._beside = 0  # bytes since the last request ended, but those of its body: headers, chunk sizes, what is skipped
         self._problem: tuple[int, str, str] | None = None  # status, sentence and reason of the refusal
-        self._refusal = b""  # what is sent after the answers to earlier requests; nothing is read any more
         self._plain_head = b""  # of a request that wants another protocol, without that wish
-        self._running: Any = None  # the request that is being handled; `cycle` is the latest
-        self._bodies: dict[Any, int] = {}  # bytes of the bodies of requests that are not answered
         self.shared.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.shared.lost(self)
-        running = () if self._running is None or self._running.response_complete else (self._running,)
-        for cycle in (*running, *(cycle for cycle, _ in self.pipeline)):  # uvicorn tells the latest only
-            cycle.disconnected = True
-            cycle.message_event.set()
-        self.pipeline.clear()
+        self._ahead = b""
+        self._outbox.clear()
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Whether the connection stays: a client that has sent its request and closed its end still gets the answer."""
-        if self.is_waiting or self.scheme == "https":  # TLS has no end of its own for each side
+        """Whether the connection stays: a client that has sent its requests and closed its end still gets the answers."""
+        if self.scheme == "https":  # TLS has no end of its own for each side
             return False
-        self.cycle.keep_alive = False
+        self._has_ended = True
+        self.data_received(b"")
         return True
-
-    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        self._running = cycle
-        super()._start_asgi_task(cycle, app)
 
     @property
     def is_waiting(self) -> bool:
         """Whether no complete request is being handled: none has begun to arrive, or its body has not ended."""
-        cycle = self.cycle  # the latest; while an earlier one is handled, it is in the pipeline
-        return cycle is None or cycle.response_complete or (cycle.more_body and not self.pipeline)
+        cycle = self.cycle
+        return cycle is None or cycle.response_complete or cycle.more_body
 
     @property
     def is_idle(self) -> bool:
@@ -92,15 +102,46 @@ class BoundedProtocol(HttpToolsProtocol):
     # ---- arriving
 
     def data_received(self, data: bytes) -> None:
-        for start in range(0, len(data), PIECE):
-            if self.transport.is_closing() or self._refusal:
-                return
-            piece = data if len(data) <= PIECE else data[start : start + PIECE]
-            self._beside += len(piece)
-            self._feed(piece)
+        data, self._ahead = self._ahead + data, b""
+        start = 0
+        while start < len(data) and not self.transport.is_closing():
+            if not self.is_waiting or self.flow.write_paused:
+                self._ahead = data[start:]
+                self.flow.resume_reading()  # uvicorn's pause ends when the body is handed over; this one may last longer
+                self.transport.pause_reading()
+                break
+            end = self._end_of_piece(data, start)
+            self._beside += end - start
+            self._feed(data[start:end])
             self._take_body()
-            if self._beside > self.shared.limits.max_head and not (self.transport.is_closing() or self._refusal):
+            if self._beside > self.shared.limits.max_head and not self.transport.is_closing():
                 self.refuse(431, _HEAD_SENTENCE if self._is_head else _CHUNKS_SENTENCE, "large head")
+            start = end
+        self._count_held()
+        if self._has_ended and not self._ahead:
+            if self.is_waiting:
+                self.transport.close()
+            else:
+                self.cycle.keep_alive = False
+
+    def _end_of_piece(self, data: bytes, start: int) -> int:
+        """Where the parser must stop at the latest, so that it meets the end of one request at most."""
+        end = min(start + PIECE, len(data))
+        if self._left:
+            return min(start + self._left, end)
+        found = _LINE_ENDS.match(data, start, end)  # perhaps the rest of an end that began in the piece before
+        if found is None and self._is_chunked:
+            found = _LAST_CHUNK.search(data, start, end)
+            self._beside += LOOKALIKE_BYTES if found else 0
+        elif found is None:
+            found = _EMPTY_LINE.search(data, start, end)
+        return found.end() if found else end
+
+    def _parse_on(self) -> None:
+        """Parse what has arrived meanwhile, if nothing is in progress any more."""
+        if self._ahead and self.is_waiting and not self.flow.write_paused and not self.transport.is_closing():
+            self.transport.resume_reading()
+            self.data_received(b"")
 
     def _feed(self, data: bytes) -> None:
         """Give data to the parser. A request to change the protocol is read again without that wish, which HTTP allows.
@@ -117,10 +158,14 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.parser = httptools.HttpRequestParser(self)
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
             except httptools.HttpParserError:
-                self.send_400_response("the request is not valid HTTP")
+                if self.is_waiting:
+                    self.send_400_response("the request is not valid HTTP")
                 return
 
     def on_message_begin(self) -> None:
+        if not self.is_waiting:  # after chunks that end in another way than is looked for, such as with trailers
+            self.cycle.keep_alive = False  # as HTTP allows: what was sent ahead must be sent again
+            raise RefusedHeadError
         super().on_message_begin()
         self.since, self._is_arriving = self.loop.time(), True
         self._head = self._headers = 0
@@ -156,14 +201,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if any(name == b"transfer-encoding" and value.strip().lower() != b"chunked" for name, value in self.headers):
             self._problem = (501, "transfer-encoding: only chunked is known; send the body as it is", "invalid")
             raise RefusedHeadError
-        if len(self.pipeline) >= self.shared.limits.max_pipelined:
-            sentence = "too many requests were sent before the first was answered; wait for the answers"
-            self._problem = (400, sentence, "pipelined")
-            self.shared.report_once("too many requests at once", client=self.address, most=self.shared.limits.max_pipelined)
-            raise RefusedHeadError
         self._is_head = False
+        self._is_chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
+        self._left = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
         super().on_headers_complete()
-        self._bodies[self.cycle] = 0
 
     def on_body(self, body: bytes) -> None:
         self._parts.append(body)  # and no more: the chunks of a body may be of one byte each
@@ -175,17 +216,17 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._parts.clear()
         self._beside = max(self._beside - len(body), 0)
+        self._left = max(self._left - len(body), 0)
         super().on_body(body)
         if not self.cycle.response_complete:
-            self._bodies[self.cycle] += len(body)
-            self.hold(self._body + len(body), self._unread)
+            self._body += len(body)
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return  # `_feed` reads it again
         self._take_body()
         super().on_message_complete()
-        self._beside, self._is_arriving = 0, False
+        self._beside, self._is_arriving, self._is_chunked = 0, False, False
 
     # ---- leaving
 
@@ -193,25 +234,31 @@ class BoundedProtocol(HttpToolsProtocol):
         self.served += 1
         if not self._is_arriving:
             self.since = self.loop.time()
-        self.hold(self._body - self._bodies.pop(self._running, 0), self._unread)
+        self._body = 0
+        self._count_held()
         super().on_response_complete()
-        if self._refusal and self._running.response_complete and not self.transport.is_closing():
-            self._close_with(self._refusal)
+        self._parse_on()
 
     def pause_writing(self) -> None:
-        """The client does not read as fast as it asks: count what waits for it."""
+        """The client does not read as fast as it asks: count what waits for it, and handle no further request of it."""
+        self._outbox.pause()
         super().pause_writing()
-        self.hold(self._body, self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
-        super().resume_writing()
-        self.hold(self._body, 0)
+        if self._outbox.resume():
+            super().resume_writing()
+        self._count_held()
+        self._parse_on()
 
-    def hold(self, body: int, unread: int) -> None:
-        """Set the bytes this connection makes the server hold."""
-        change = body + unread - self.held
-        self._body, self._unread, self.held = body, unread, body + unread
+    def timeout_keep_alive_handler(self) -> None:
+        """Do nothing: uvicorn would close an answer that is still leaving as idle; `check_time` closes what is."""
+
+    def _count_held(self) -> None:
+        """Count the bytes this connection makes the server hold."""
+        unread = self.transport.get_write_buffer_size() if self.flow.write_paused else 0
+        change = self._body + len(self._ahead) + unread - self.held
         if change:
+            self.held += change
             self.shared.changed(change)
 
     # ---- ending
@@ -225,7 +272,10 @@ class BoundedProtocol(HttpToolsProtocol):
             elif now - self._stalled[1] > seconds:
                 self.end("unread")
             return
-        self._stalled = None
+        if self._stalled is not None:  # the last answer has only just left
+            self._stalled = None
+            if not self._is_arriving:
+                self.since = now
         if (
             self.cycle is None or self.cycle.response_complete
         ) and now - self.since > seconds:  # bodies have a limit in `App`
@@ -242,7 +292,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.shared.lost(self)
 
     def refuse(self, status: int, sentence: str, reason: str) -> None:
-        """Answer with a refusal, after the answers to earlier requests, and close the connection.
+        """Answer with a refusal and close the connection.
 
         Args:
             status: The status.
@@ -252,16 +302,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.shared.closed[reason] += 1
         body = json.dumps({"error": sentence}).encode()
         head = b"content-type: application/json\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
-        refusal = STATUS_LINE[status] + head % len(body) + body
-        if self.is_waiting:
-            self._close_with(refusal)
-            return
-        self._refusal = refusal
-        if self.cycle.more_body:  # it is the one that is refused: its body never ends
-            self.pipeline.popleft()
-
-    def _close_with(self, refusal: bytes) -> None:
-        self.transport.write(refusal)
+        self.transport.write(STATUS_LINE[status] + head % len(body) + body)
         self.transport.close()
 
     def send_400_response(self, msg: str) -> None:

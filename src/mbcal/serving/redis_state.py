@@ -234,7 +234,7 @@ class RedisStore:
         if await self._set(key, value, nx=True):
             return reference
         first = await self._read(key, DecisionRef)
-        if first is not None and first.answer:
+        if first is not None and first.is_final:
             return first
         await self._set(key, value)  # it has just expired, or has no answer
         return reference
@@ -247,7 +247,7 @@ class RedisStore:
             pipe.get(_decision_key(decision))
             is_ours, claim, lasts, value = await pipe.execute(raise_on_error=False)
         known = _decoded(self._value_of(value), DecisionRef)
-        if known is not None and known.answer:
+        if known is not None and known.is_final:
             return known
         if self._value_of(claim) is None or lasts == -1:  # it is no claim, or would never end
             await self._redis.set(_claim_key(decision), b"", px=int(CLAIM_SECONDS * 1000))

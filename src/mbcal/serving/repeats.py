@@ -5,7 +5,7 @@
     id unknown in this process ──▶ claimed in the shared store ──▶ known there: answered from there
                                ├─▶ not shared yet (recovered from the log): that answer, shared
                                └─▶ ranked, logged with a hash of the request, remembered
-    id known ──▶ same hash: the first answer          another hash: IdConflictError
+    id known ──▶ same hash: the first answer          another hash, or made by the service: IdConflictError
 
 What is remembered is bounded in bytes and in time. When a server starts, it recovers the latest answers from the decision
 log, so a restart changes nothing; and with several workers or servers, the store they share knows the answers of all, and
@@ -131,6 +131,8 @@ class RepeatedRequests:
     async def _first_answer(self, decision: str, request: str, known: DecisionRef | None) -> RankAnswer | None:
         """The answer that was given before: what other processes know, else what was not shared yet, which is shared."""
         unshared = self._known.get(_key_unshared(decision))
+        if not self._sessions.is_shared and (made := await self._sessions.recall_decision(decision)) is not None:
+            _require_same(decision, request, made.request)  # the answer may be forgotten; the id is still taken
         first = known or (unshared and unshared.known)
         if first is None:
             return None
@@ -180,8 +182,8 @@ class RepeatedRequests:
             answer: The answer.
             context: The context of the decision, as JSON.
         """
-        shared = (request, _encode(answer)) if request and self._sessions.is_shared else ("", b"")
-        return DecisionRef(session, now, [entry.item for entry in answer.items], answer.version, *shared, context)
+        shared = _encode(answer) if request and self._sessions.is_shared else b""
+        return DecisionRef(session, now, [entry.item for entry in answer.items], answer.version, request, shared, context)
 
     def recover(self, decisions: Iterable[Decision]) -> int:
         """Keep the answers of logged decisions, of several with one id the latest; return how many there were."""

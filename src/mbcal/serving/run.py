@@ -142,20 +142,21 @@ def make_service(settings: ServerSettings, sessions: SessionStore | None = None,
     Args:
         settings: The settings.
         sessions: Where sessions are remembered; by default as the settings say.
-        worker: Number of this process among several, which have logs of their own; None if there is only one.
+        worker: Number of this process among several, which have logs of their own, in folders that the supervisor made; None
+            if there is only one.
 
     Raises:
         OptionError: If the address of the session store is not valid.
         LogError: If another process writes this log.
         OutputError: If the log cannot be written.
     """
-    folder = None if settings.log is None else Path(settings.log) / ("" if worker is None else f"worker-{worker}")
+    folder = None if settings.log is None else log_folder(settings.log, worker)
     on_event = print_event if worker is None else partial(print_event, worker=worker)
     store = sessions or session_store(settings.state, settings.lifetime, settings.limits.max_memory // 2, on_event)
     service = Service(
         Registry(settings.registry),
         store,
-        None if folder is None else DecisionLog(folder, linger=LINGER, on_event=on_event),
+        None if folder is None else DecisionLog(folder, linger=LINGER, on_event=on_event, create=worker is None),
         settings.epsilon,
         settings.limits,
         on_event,
@@ -167,6 +168,16 @@ def make_service(settings: ServerSettings, sessions: SessionStore | None = None,
         since = time.time_ns() // 1000 - int(settings.lifetime * 1e6)
         service.repeated.recover(recent_decisions(Path(settings.log), since, RECOVERED_BYTES))
     return service
+
+
+def log_folder(log: str, worker: int | None) -> Path:
+    """Return the folder to which a process logs.
+
+    Args:
+        log: The folder of the whole log.
+        worker: Number of the process among several; None if there is only one.
+    """
+    return Path(log) / ("" if worker is None else f"worker-{worker}")
 
 
 class Server(uvicorn.Server):

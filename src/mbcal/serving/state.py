@@ -151,11 +151,16 @@ class DecisionRef(msgspec.Struct, frozen=True, array_like=True):
     items: list[str]
     version: str
     request: str = ""
-    """Hash of the request, if it had an id and the store is shared."""
+    """Hash of the request, if it had an id."""
     answer: bytes = b""
-    """The answer as MessagePack, likewise."""
+    """The answer as MessagePack, if the request had an id and the store is shared."""
     context: str = ""
     """Context of the decision, as JSON; empty if it had none."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether no other decision may take its place: it has its answer, or an id that the service made for it."""
+        return bool(self.answer) or not self.request
 
 
 class SessionStore(Protocol):
@@ -191,7 +196,7 @@ class SessionStore(Protocol):
         """Add a step to a session and return the session; None if it is unknown or has expired."""
 
     async def remember_decision(self, decision: str, reference: DecisionRef) -> DecisionRef:
-        """Store a decision, unless there is one with an answer; return the stored one. Its claim ends."""
+        """Store a decision, unless there is a final one; return the stored one. Its claim ends."""
 
     async def recall_decision(self, decision: str) -> DecisionRef | None:
         """Return a decision, or None if it is unknown or has expired."""
@@ -200,7 +205,7 @@ class SessionStore(Protocol):
         """Claim the id of a request that is to be answered.
 
         Returns:
-            The decision, if it is stored with its answer; else whether the caller has the claim now, until it stores the
+            The decision, if it is stored and final; else whether the caller has the claim now, until it stores the
             decision or gives the claim up; in Redis for `CLAIM_SECONDS` at most.
         """
 

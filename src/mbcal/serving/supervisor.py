@@ -16,7 +16,6 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
 
@@ -24,10 +23,11 @@ from mbcal.decision_log.tail import recent_decisions
 from mbcal.serving.events import print_event
 from mbcal.serving.hub import Hub
 from mbcal.serving.repeats import logged_reference
-from mbcal.serving.run import DRAIN_SECONDS, RECOVERED_BYTES, ServerSettings, address_of, bind
+from mbcal.serving.run import DRAIN_SECONDS, RECOVERED_BYTES, ServerSettings, address_of, bind, log_folder
 from mbcal.serving.state import CLAIM_SECONDS, DecisionRef, StateAwayError, session_store
 from mbcal.serving.threads import in_thread
 from mbcal.serving.worker import WorkerTask
+from mbcal.storage.atomic import to_output_error
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 30.0
 """Seconds before a worker that ended is started again: doubled each time it ends soon, up to the longest."""
@@ -159,7 +159,7 @@ class Supervisor:
         if self._settings.log is None:
             return {}
         since = int((min(claimed.values()) - CLAIM_SECONDS) * 1e6)  # a clock may have been set
-        decisions = recent_decisions(Path(self._settings.log) / f"worker-{number}", since, RECOVERED_BYTES)
+        decisions = recent_decisions(log_folder(self._settings.log, number), since, RECOVERED_BYTES)
         found = {decision.id: logged_reference(decision) for decision in decisions if decision.id in claimed}
         return {decision: reference for decision, reference in found.items() if reference is not None}
 
@@ -179,10 +179,20 @@ def _described(error: Exception) -> str:
 def supervise(settings: ServerSettings, workers: int) -> int:
     """Serve with several processes until stopped; return the exit code.
 
+    The folders of the log are made here and only once: a worker that is started again while they are gone, perhaps with
+    their disk, ends until they are back, so that it acknowledges nothing into a folder that will be covered.
+
     Raises:
         OptionError: If the port cannot be listened on, or the address of the session store is not valid.
+        OutputError: If a folder of the log cannot be made.
     """
     listener = bind(settings.host, settings.port)
+    if settings.log is not None:
+        try:
+            for number in range(workers):
+                log_folder(settings.log, number).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise to_output_error(settings.log, error) from error
     if settings.state != "memory":
         session_store(settings.state, settings.lifetime)  # raises before any worker is started
 

@@ -22,7 +22,7 @@ MAX_FOLDERS = 20_000
 MAX_DEPTH = 8
 KINDS: Mapping[str, ArtifactKind] = {"store": STORE_KIND, "model": MODEL_KIND, "simulator": SIMULATOR_KIND}
 """Artifacts with a manifest, by what it says they are."""
-_SEGMENT = re.compile(r"segment-\d{6,}\.log")
+_SEGMENT = re.compile(r"segment-[0-9]{6,}\.log")
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,13 @@ def resolve(root: Path, path: str, *kinds: str) -> Path:
     if Path(path).is_absolute() or ".." in parts or "\0" in path or any(part.startswith(".") for part in parts):
         raise InputError(f"{path}: not the path of a {wanted} in this folder")
     folder = root
-    for part in parts:
-        folder /= part
-        if folder.is_symlink() or not folder.is_dir():
-            raise InputError(f"{path}: no such folder; reload the list")
+    try:
+        for part in parts:
+            folder /= part
+            if folder.is_symlink() or not folder.is_dir():
+                raise InputError(f"{path}: no such folder; reload the list")
+    except OSError as error:  # such as a name that is too long
+        raise InputError(f"{path[:200]}: cannot be looked for ({error.strerror}); reload the list") from error
     found = _recognise(root, folder, _names(folder)[0], None)
     if found is None or (kinds and found.kind not in kinds):
         raise InputError(f"{path}: not a {wanted}")
