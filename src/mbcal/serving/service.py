@@ -24,8 +24,8 @@ from mbcal.decision_log.writer import DecisionLog
 from mbcal.errors import InputError, MbcalError, ModelError
 from mbcal.registry.pointer import Pointer
 from mbcal.registry.registry import Registry
-from mbcal.serving.answers import RememberedAnswers
 from mbcal.serving.canary import Canary, CanarySettings
+from mbcal.serving.feedback import FeedbackReceiver
 from mbcal.serving.fields import GivenFields, given_fields
 from mbcal.serving.follower import Follower, RefusedVersions, fingerprint
 from mbcal.serving.hub import HubStore
@@ -43,14 +43,12 @@ from mbcal.serving.messages import (
 from mbcal.serving.ranked import RankedRequest, RankingFailedError, rank_request
 from mbcal.serving.ranker import Ranker
 from mbcal.serving.repeats import RepeatedRequests, request_hash
-from mbcal.serving.state import DecisionRef, Session, SessionStore, StateAwayError, Step, latest_steps
+from mbcal.serving.state import DecisionRef, Session, SessionStore, StateAwayError, latest_steps
 from mbcal.serving.stats import model_answer
 from mbcal.serving.threads import in_thread
 from mbcal.serving.traffic import Traffic, VersionCounts
 from mbcal.types import Name, to_name
 
-FEEDBACK_ANSWER_BYTES = 1_000
-"""Estimated size of a remembered answer to feedback."""
 LOG_SECONDS = 3.0
 """Longest wait for the log's disk at the end; the records that wait for it were answered with 503."""
 
@@ -110,9 +108,7 @@ class Service:
         self._new_id = IdSource()
         share = self.limits.max_memory // 8
         self.repeated = RepeatedRequests(self.sessions, share, self.lifetime)
-        self._feedback_answers: RememberedAnswers[tuple[str, FeedbackAnswer]] = RememberedAnswers(
-            share, lambda _: FEEDBACK_ANSWER_BYTES
-        )
+        self._feedback = FeedbackReceiver(self.sessions, self.log, self._new_id, self._count_feedback, share)
 
     # ---- versions
 
@@ -304,87 +300,17 @@ class Service:
     # ---- feedback
 
     async def feedback(self, request: FeedbackRequest) -> FeedbackAnswer:
-        """Log the behaviour towards an item and add it to the item's session. Idempotent.
+        """Log the behaviour towards an item; see `FeedbackReceiver.receive`. Raises NotReadyError if no version is live."""
+        return await self._feedback.receive(request, self.live.version.behaviours)
 
-        Of several behaviours towards one item the first counts. The others are logged, too: comparisons of versions say so.
-
-        Args:
-            request: The feedback; without an item it is about the first item of the decision.
-
-        Returns:
-            Whether the session has the behaviour, and the one that came first, if that was another.
-
-        Raises:
-            InputError: If the item is not of the decision, the behaviour is unknown, or the decision has expired and no item
-                is given.
-            NotReadyError: If no version is live.
-            LogFullError: If the log cannot keep up.
-            LogUnavailableError: If the log cannot be written at the moment.
-            StateAwayError: If decisions cannot be recalled at the moment and no item is given.
-        """
-        decision, behaviour = to_name(request.decision, "decision"), to_name(request.behaviour, "behaviour")
-        item = _text_or_none(request.item, "item")
-        try:
-            reference = await self.sessions.recall_decision(decision)
-        except StateAwayError as error:
-            if item is None:
-                raise StateAwayError(f"{error}, or name the item the feedback is about") from error
-            reference = None  # it is logged, and no session is updated
-        if item is None:
-            if reference is None or not reference.items:
-                raise InputError(
-                    f"item: decision {decision!r} has expired or is unknown; name the item the feedback is about"
-                )
-            item = reference.items[0]
-        if reference is not None and item not in reference.items:
-            raise InputError(f"item: {item!r} is not among the items of decision {decision!r}")
-        behaviours = self.live.version.behaviours
-        reward = behaviours.rewards[behaviours.index(behaviour)]
-        feedback = Feedback(decision, item, behaviour, time.time_ns() // 1000, self._new_id())
-        key = (decision, item, reference is not None)  # once more, if the decision was not known yet
-        first, answer = await self._feedback_answers.once(key, lambda: self._apply_feedback(feedback, reference, reward))
-        if behaviour != first:
-            _, answer = await self._feedback_answers.once((*key, behaviour), lambda: self._log_another(feedback, first))
-            return answer
-        if answer.applied or answer.first or reference is None:
-            return answer
-        return await self._add_step(reference, decision, item, behaviour)  # the memory may be back
-
-    async def _log_another(self, feedback: Feedback, first: str) -> tuple[str, FeedbackAnswer]:
-        """Log another behaviour than the first towards an item; it changes nothing else."""
-        if self.log is not None:
-            await self.log.append_async(feedback)
-        return first, FeedbackAnswer(feedback.decision, False, first)
-
-    async def _apply_feedback(
-        self, feedback: Feedback, reference: DecisionRef | None, reward: float
-    ) -> tuple[str, FeedbackAnswer]:
-        """Log the first feedback on an item, count it and add it to the session; return its behaviour and the answer."""
-        if self.log is not None:
-            await self.log.append_async(feedback)
-        if reference is None:
-            return feedback.behaviour, FeedbackAnswer(feedback.decision, False)
-        if self.workers is None or await self.workers.first_feedback(feedback.decision, feedback.item):
-            counts = self.counts.setdefault(reference.version, VersionCounts())
-            counts.feedback += 1
-            counts.reward += reward
-            self.traffic.feedback(reference.session, feedback.decision, reference.time / 1e6, feedback.time / 1e6, reward)
-        answer = await self._add_step(reference, feedback.decision, feedback.item, feedback.behaviour)
-        return feedback.behaviour, answer
-
-    async def _add_step(self, reference: DecisionRef, decision: str, item: str, behaviour: str) -> FeedbackAnswer:
-        """Add a step to its session, unless it has one for the item; say whether it is there, or there is no session."""
-        if reference.session is None:
-            return FeedbackAnswer(decision, True)
-        step = Step(reference.time, reference.items.index(item), decision, item, behaviour, reference.context)
-        try:
-            session = await self.sessions.add(reference.session, step)
-        except StateAwayError:
-            session = None
-        if session is None:
-            return FeedbackAnswer(decision, False)
-        before = session.behaviour_of(decision, item) or behaviour  # of very long sessions the oldest steps are forgotten
-        return FeedbackAnswer(decision, before == behaviour, None if before == behaviour else before)
+    async def _count_feedback(self, feedback: Feedback, reference: DecisionRef, reward: float) -> None:
+        """Count the first feedback on an item for its version and for the page, unless another worker has counted one."""
+        if self.workers is not None and not await self.workers.first_feedback(feedback.decision, feedback.item):
+            return
+        counts = self.counts.setdefault(reference.version, VersionCounts())
+        counts.feedback += 1
+        counts.reward += reward
+        self.traffic.feedback(reference.session, feedback.decision, reference.time / 1e6, feedback.time / 1e6, reward)
 
     # ---- state of the service
 
@@ -398,7 +324,7 @@ class Service:
         """Estimated bytes of sessions, decisions, answers and scorer states in this process."""
         rankers = {self.ranker, self.canary.ranker}
         states = sum(ranker.cached_bytes for ranker in rankers if ranker is not None)
-        return self.sessions.used_bytes + self.repeated.used_bytes + self._feedback_answers.used_bytes + states
+        return self.sessions.used_bytes + self.repeated.used_bytes + self._feedback.used_bytes + states
 
     def model(self) -> ModelAnswer:
         """Describe the live version; raises NotReadyError if there is none."""
