@@ -150,11 +150,13 @@ def test_evaluate_gives_means_intervals_and_paired_gaps(shop: Path) -> None:
 
 
 def test_evaluate_warns_beside_its_numbers_of_models_that_leave_the_log(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = ("evaluate", "gru4rec", "--data", "feed", "--truth", "--sessions", "20")
+    command = ("evaluate", "gru4rec", "--data", "feed", "--simulator", "sim", "--sessions", "20")
     monkeypatch.setattr("mbcal.evaluation.coverage.MANY_RARE", 1.0)
     assert "leaves what the log covers" not in mbcal_here(*command, cwd=shop)
     monkeypatch.setattr("mbcal.evaluation.coverage.MANY_RARE", -1.0)
     assert "Warning: gru4rec leaves what the log covers" in mbcal_here(*command, cwd=shop)
+    by_truth = ("evaluate", "gru4rec", "--data", "feed", "--truth", "--sessions", "20")
+    assert "leaves what the log covers" not in mbcal_here(*by_truth, cwd=shop)  # which guesses nowhere
 
 
 def test_same_command_same_model(copy: Path) -> None:

@@ -101,10 +101,12 @@ def test_the_first_of_repeated_feedback_counts() -> None:
     assert found.sessions.length.tolist() == [1]
     assert (found.counts.repeated_feedback, found.counts.changed_feedback) == (3, 1)
     rewards = found.sessions.behaviour_set.rewards
-    assert found.origins[0][0].change == abs(rewards[1] - rewards[0]) > 0
+    origin, difference = found.origins[0][0], rewards[1] - rewards[0]
+    assert (origin.raised, origin.lowered) == (max(difference, 0), max(-difference, 0))
+    assert difference != 0
     again = joined(decided("d1"), answered("d1", time=20, name="z"), answered("d1", time=30, name="y"))
     assert (again.counts.repeated_feedback, again.counts.changed_feedback) == (1, 0)
-    assert again.origins[0][0].change == 0
+    assert (again.origins[0][0].raised, again.origins[0][0].lowered) == (0, 0)
 
 
 def test_the_latest_of_decisions_with_one_id_counts() -> None:

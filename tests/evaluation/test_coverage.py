@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mbcal.environments.trust import Trust
 from mbcal.evaluation.comparison import ModelComparison, ModelResult
 from mbcal.evaluation.coverage import Coverage, coverage
 from mbcal.metrics import mean_interval
@@ -45,10 +46,12 @@ def test_a_comparison_warns_of_the_models_that_leave_the_log_once_each() -> None
             replace(row, coverage=Coverage(rare=0.0, shifted=0.8), judge="second judge"),
             replace(row, coverage=Coverage(rare=0.0, shifted=0.1), model="careful"),
             replace(row, coverage=None, model="in a world"),
+            replace(row, coverage=Coverage(rare=0.0, shifted=0.9), judge="truth", model="judged by the truth"),
         ],
         logged=None,
         sessions=2,
         seed=0,
+        trust={judge: Trust(0.1, 0.01, 0.0, "") for judge in ("first judge", "second judge")},
     )
     assert len(comparison.warnings) == 1
     assert comparison.warnings[0].startswith("bold leaves what the log covers: 0% ")

@@ -24,7 +24,7 @@ def test_the_command_from_publish_to_gc(models: Path, tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     options = ["--registry", "live"]
     output = output_of("registry", "publish", str(models / "mbcal"), *options, "--metric", "reward=81.25")
-    assert output == "v000001 is live; to undo: mbcal registry rollback --registry live\n"
+    assert output == "v000001 is live, the first of this registry; to serve it: mbcal serve --registry live\n"
     output = output_of("registry", "publish", str(models / "random"), *options, "--no-activate", "--json")
     assert json.loads(output) == {"version": "v000002", "current": "v000001"}
     assert output_of("registry", "activate", "v000002", *options) == "v000002 is live\n"

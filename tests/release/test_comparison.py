@@ -597,6 +597,29 @@ def test_further_behaviours_keep_a_canary_back_and_the_reason_says_what_to_send(
         assert said == (action == "wait")
 
 
+def test_what_a_canary_takes_back_is_its_own_loss() -> None:
+    """Orders that are cancelled: below the limit of what may be apart, and as much as the canary gains."""
+    better = compare_versions(outcomes_of(1500, BETTER), "a", "b")
+    sure = better.reward_difference.safe_lower(CONFIG.promote_alpha)
+    for share, action in ((0.5, "promote"), (1.1, "wait")):
+        lost = share * float(sure) * better.a.sessions
+        partial = PartialVisits(changed=9, reward=lost, lowered=lost)
+        size = replace(better.a, size=100 * lost)
+        found, _ = judge_canary(replace(better, a=size), CONFIG, 0, Ignored(partial_visits={"a": partial}))
+        assert found == action
+
+
+def test_lost_feedback_of_the_live_version_does_not_promote() -> None:
+    """Clients report on all items, and of the live version a tenth does not arrive: the canary seems to earn more."""
+    whole = outcomes_of(1500, BETTER)
+    is_live = whole.version == whole.versions.index("b")
+    for factor, action in ((1.0, "promote"), (1.25, "wait")):
+        offered = np.where(is_live, np.ceil(whole.length * factor), whole.length).astype(np.int32)
+        found, reason = judge_canary(compare_versions(replace(whole, offered=offered), "a", "b"), CONFIG, 0)
+        assert found == action, reason
+        assert ("whose rewards may be lost" in reason) == (action == "wait")
+
+
 def test_late_rewards_are_charged_to_the_canary() -> None:
     """However many have them: it must gain more than those of the live version, and its own if these may be losses."""
     outcomes = trial_outcomes(0, np.full(2000, 0.5), np.ones(2000), gain=0.08, users=1000)

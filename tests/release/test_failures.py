@@ -79,6 +79,31 @@ def test_what_fails_while_the_loop_waits_for_a_canary_does_not_end_it() -> None:
     assert len(waited) == 2
 
 
+def test_a_canary_is_watched_between_two_updates_and_the_output_may_be_closed() -> None:
+    """With updates a day apart nobody else looks at it: servers that a loop watches for run with --no-watch."""
+    steps: list[str] = []
+
+    def closed(_: Verdict) -> None:
+        raise BrokenPipeError
+
+    def run_update() -> Verdict:
+        steps.append("update")
+        return Verdict("v000001")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mbcal.release.update.WATCH_SECONDS", 0.05)
+        loop(
+            run_update,
+            every=0.2,
+            times=2,
+            wait_for_canary=lambda: steps.append("watch"),
+            on_verdict=closed,
+            on_error=lambda error: steps.append(str(error)),
+        )
+    assert steps[:3] == ["watch", "update", "watch"]
+    assert set(steps) == {"watch", "update"}
+
+
 def test_a_watcher_looks_again_after_errors_of_any_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     errors: list[str] = []
 

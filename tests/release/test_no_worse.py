@@ -155,4 +155,4 @@ def test_a_canary_on_trial_stays_and_the_update_says_how_it_ends(
         assert (weak.pointer(), weak.versions()) == (began, ["v000001", "v000002"])
         CanaryWatcher(weak, [tmp_path / "none yet"]).look()
     look = json.loads((weak.path / "canaries" / "v000002.json").read_text())
-    assert look["reason"].startswith("no finished sessions of both versions yet (servers started with --canary give")
+    assert look["reason"].startswith("no finished sessions of both versions yet: a session is finished --lifetime")

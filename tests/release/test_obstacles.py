@@ -168,7 +168,9 @@ def test_a_user_with_many_sessions_who_teaches_is_not_judged_by_others(
     )
     if (sessions, other) == (20, "bait"):
         assert verdict.answer == "cannot tell"
-        assert "the candidate chooses otherwise in 2.0% of all sessions that are of one user, who teaches" in verdict.reason
+        assert (
+            "2.0% of all sessions are of one user and teach the candidate, which chooses otherwise there" in verdict.reason
+        )
     else:
         assert verdict.answer == "no worse"
 

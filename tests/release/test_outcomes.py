@@ -234,8 +234,28 @@ def test_only_feedback_on_items_of_the_decision_counts_and_the_earliest_of_it() 
         for record in records:
             reader.add(record)
         assert rows(reader.outcomes(10**12)) == [("u", made.version, 1.0, 1)]
-        further = PartialVisits(changed=1, reward=3.0)  # a like after a click
+        further = PartialVisits(changed=1, reward=2.0)  # a like after a click
         assert reader.ignored == Ignored(not_shown=30, partial_visits={made.version: further})
+
+
+@pytest.mark.parametrize(
+    ("first", "further", "lowered"), [("like", "skip", 3.0), ("like", "click", 2.0), ("click", "like", 0.0)]
+)
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_further_behaviour_counts_by_how_it_would_change_the_reward(
+    first: str, further: str, lowered: float, is_late: bool
+) -> None:
+    """As an order that is cancelled: its reward is 0, and what it takes back is not."""
+    made = decision(0, id="d", session="s", user="u", step=0, time=SECOND, items=["a"], propensities=[1.0])
+    reader = OutcomeReader(REWARDS, RULE)
+    for record in (made, Feedback("d", "a", first, 2 * SECOND, "f")):
+        reader.add(record)
+    if is_late:
+        assert len(reader.outcomes(10**12)) == 1
+    reader.add(Feedback("d", "a", further, 3 * SECOND, "g"))
+    assert rows(reader.outcomes(10**12)) == [("u", made.version, REWARDS[first], 1)]
+    change = abs(REWARDS[further] - REWARDS[first])
+    assert reader.ignored.total() == PartialVisits(changed=1, reward=change, lowered=lowered)
 
 
 def test_the_latest_of_decisions_with_one_id_counts() -> None:
@@ -334,7 +354,7 @@ def test_sessions_without_a_beginning_do_not_count_and_are_counted() -> None:
     reader.add(Feedback("paused", "a", "click", 101 * SECOND, "f"))
     assert rows(reader.outcomes(10**12)) == [("user of s2", "v1", 9.0, 3), ("user of s2", "v1", 1.0, 1)]
     assert reader.ignored == Ignored(partial_visits={"v1": PartialVisits(missing_start=1, reward=6.0)})
-    assert str(reader.ignored).endswith("1 sessions without a beginning, 0 further behaviours on an item")
+    assert str(reader.ignored).endswith("1 sessions without a beginning")
     late = OutcomeReader(REWARDS, RULE, since=2 * SECOND)  # the session was going on when the trial began
     for record in session_records("s1", "v1", ["like"] * 3):
         late.add(record)

@@ -117,7 +117,7 @@ def test_too_little_to_learn_from(weak: Registry, tmp_path: Path) -> None:
     served(weak, tmp_path / "log", 20)
     verdict = update(weak, tmp_path / "log", gate=GATE, device="cpu")
     assert verdict.reason.startswith("20 sessions are logged, ")
-    assert verdict.reason.endswith("; 100 and at least one are needed")
+    assert verdict.reason.endswith("; 100 (--min-sessions) and at least one are needed")
     with pytest.raises(InputError, match="no version is live"):
         update(Registry(tmp_path / "empty"), tmp_path / "log")
 

@@ -251,8 +251,14 @@ def _read_outcomes(registry: Registry, logs: list[Path], idle: float) -> Outcome
     outcomes = reader.outcomes(now - int(rule.logging_delay * 1e6))
     if reader.ignored:
         typer.echo(f"not counted: {reader.ignored}", err=True)
-    if not len(outcomes) and reader.ignored.total().unattributed:
-        raise InputError("log: no session can be counted, since requests had neither session nor user; send a session")
+    if not len(outcomes):
+        if reader.n_waiting:
+            raise InputError(
+                f"log: no session is finished yet; one is finished {idle:g} seconds after its last record (--idle): ask "
+                "again later"
+            )
+        if reader.ignored.total().unattributed:
+            raise InputError("log: no session can be counted, since requests had neither session nor user; send a session")
     return outcomes
 
 
@@ -265,8 +271,8 @@ def _two_versions(outcomes: Outcomes, named: list[str] | None) -> tuple[str, str
     first_seen = {version: int(outcomes.began[outcomes.version == n].min()) for n, version in enumerate(outcomes.versions)}
     newest = sorted(outcomes.versions, key=lambda version: first_seen[version])[-2:]
     if len(newest) < 2:
-        known = ", ".join(outcomes.versions) or "no version"
-        raise InputError(f"log: finished sessions of {known} only; two versions are needed")
+        known = f"sessions of {outcomes.versions[0]} alone" if outcomes.versions else "no sessions"
+        raise InputError(f"log: it has {known} that are finished; two versions are needed")
     return newest[1], newest[0]
 
 

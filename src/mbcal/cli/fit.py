@@ -73,7 +73,8 @@ def fit_agent(
         typer.Option(
             "--set",
             metavar="NAME=VALUE",
-            help="Any other setting of the method, such as 'mask_rate=0.2' or 'advantage=planned'; see docs/methods.",
+            help="Any other setting of the method, such as 'mask_rate=0.2' (mbcal) or 'advantage=planned' (mbcal-plan); see "
+            "docs/methods.",
             show_default=False,
         ),
     ] = None,

@@ -34,6 +34,13 @@ def rank_candidates(
     shown: Annotated[
         str, typer.Option(help="What was shown in the session so far, in the form of --history.", show_default="none")
     ] = "",
+    context: Annotated[
+        str | None,
+        typer.Option(help='Fields of the moment as JSON: \'{"device": "phone"}\'.', show_default="all missing"),
+    ] = None,
+    user_features: Annotated[
+        str | None, typer.Option(help="Fields of the user, in the form of --context.", show_default="all missing")
+    ] = None,
     allow_unknown: Annotated[
         bool, typer.Option("--allow-unknown", help="Rank items the model does not know as new items, instead of failing.")
     ] = False,
@@ -51,7 +58,13 @@ def rank_candidates(
     )
     if not allow_unknown:
         _require_known([*names, *(item for item, _ in (*history_steps, *shown_steps))], agent.domain.catalog)
-    ranked = agent.rank(history_steps, names, shown_steps)
+    ranked = agent.rank(
+        history_steps,
+        names,
+        shown_steps,
+        context=_parse_fields("context", context),
+        user_features=_parse_fields("user-features", user_features),
+    )
     if as_json:
         typer.echo(json.dumps([asdict(entry) for entry in ranked], indent=2, ensure_ascii=False, allow_nan=False))
     else:
@@ -79,6 +92,13 @@ def _require_known(items: Sequence[str], catalog: Catalog) -> None:
         if row == UNKNOWN_ROW:
             hint = nearest(item, catalog.items)
             raise InputError(f"item {item!r} is unknown to the model; add --allow-unknown to rank new items.{hint}")
+
+
+def _parse_fields(option: str, text: str | None) -> dict[str, Any] | None:
+    values = None if text is None else _parse_json(option, text)
+    if values is not None and not isinstance(values, dict):
+        raise InputError(f"{option}: must be a JSON object of names and values, got {text!r}")
+    return values
 
 
 def _parse_json(option: str, text: str) -> Any:

@@ -57,6 +57,8 @@ def publish_model(
     name = registry.publish(model, metrics=dict(map(_metric, metric or [])), activate=activate)
     if as_json:
         typer.echo(json.dumps({"version": name, "current": registry.current()}))
+    elif registry.current() == name and not registry.previous_versions():
+        typer.echo(f"{name} is live, the first of this registry; to serve it: mbcal serve --registry {shell_quoted(folder)}")
     elif registry.current() == name:
         typer.echo(f"{name} is live; to undo: mbcal registry rollback --registry {shell_quoted(folder)}")
     else:
@@ -156,7 +158,11 @@ def start_canary(version: VersionArgument, folder: RegistryOption) -> None:
     """
     registry = existing_registry(folder)
     registry.start_canary(version)
-    typer.echo(f"{version} is the canary beside {registry.current()}; to end it: mbcal registry promote, or withdraw")
+    where = f"--registry {shell_quoted(folder)}"
+    typer.echo(
+        f"{version} is the canary beside {registry.current()}\n"
+        f"to end it: mbcal registry promote {where}, or mbcal registry withdraw {where}"
+    )
 
 
 @app.command("promote")

@@ -104,7 +104,8 @@ def update_registry(
     is no worse, or the log cannot tell, which is the rule where little was explored, it becomes the canary: servers started
     with --canary try it on users, and promote or withdraw it. With --if-no-worse publish, one that is no worse goes live at
     once. While a canary is on trial, an update changes nothing and ends with an error. The reasons are written to
-    REGISTRY/updates as a page and as JSON. Exit code 0: it became the canary, or was published; 3: it was refused.
+    REGISTRY/updates as a page and as JSON. Exit code 0: it became the canary, or was published; 3: it was refused,
+    or there were too few sessions.
     """
     from mbcal.agents import load
 

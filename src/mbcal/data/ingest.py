@@ -19,6 +19,7 @@ from mbcal.data.clicks import code_behaviours
 from mbcal.data.continuation import continued_catalog, continued_log, first_seen_sql, known_items
 from mbcal.data.cutting import SessionConfig
 from mbcal.data.item_features import count_item_conflicts, create_item_catalog
+from mbcal.data.rejection import UNKNOWN_LABEL
 from mbcal.data.scan import ScanResult, collect_malformed_lines, create_value_counts, scan
 from mbcal.data.session_fields import context_fields, user_fields
 from mbcal.data.shards import IngestCounts, ShardPlan
@@ -169,10 +170,13 @@ class Ingestion:
         n_rejected = sum(self.rejected.values())
         if n_rejected > self.config.max_rejected * self.rows_read or n_rejected == self.rows_read:
             reason = max(self.rejected, key=lambda reason: (self.rejected[reason], reason))
+            remedy = "Check the column names and formats, or raise the share"
+            if reason == UNKNOWN_LABEL:
+                remedy = "Give every label a reward, as in --rewards 'skip=0,click=1'"
             raise InputError(
                 f"{n_rejected:,} of {self.rows_read:,} rows would be rejected, more than --max-rejected "
                 f"{self.config.max_rejected:g} allows; most often: {reason} ({self.rejected[reason]:,})"
-                f"{self._example(reason)}. Check the column names and formats, or raise the share"
+                f"{self._example(reason)}. {remedy}"
             )
 
     def _example(self, reason: str) -> str:

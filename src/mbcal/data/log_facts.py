@@ -28,6 +28,10 @@ PLAUSIBLE = 788_918_400_000_000
 """1995-01-01 in microseconds. A log that begins before was probably read in the wrong unit of time."""
 HEAVY_SHARE = 0.05
 """A user with a larger share of the sessions of a part is warned about, unless the part has few users."""
+HEAVY_SESSIONS = 20
+"""With fewer sessions a user is an ordinary one of a small log."""
+SEVERAL_SHARE = 0.05
+"""Share of the items of sessions that may have several behaviours without a warning."""
 TOP_USERS = 3
 """Users listed for each part."""
 
@@ -63,6 +67,8 @@ class LogFacts:
         """(A,) sessions whose last behaviour is each."""
         self.end_lengths = np.zeros(len(behaviours), np.int64)
         """(A,) steps of those sessions."""
+        self.items_of_sessions = self.items_with_several = 0
+        """Items of all sessions, and further behaviours that were met on them in the same session."""
         self.top_users: dict[Part, list[tuple[int, int, int]]] = {part: [] for part in PARTS}
         """Part -> (sessions, steps, user) of the heaviest users, heaviest first."""
 
@@ -81,6 +87,7 @@ class LogFacts:
             self._add_times(shard.items, shard.timestamps)
         if not len(shard.start):
             return
+        self._add_behaviours(shard)
         last = shard.behaviours[shard.start + shard.length - 1]
         self.ends += np.bincount(last, minlength=len(self.ends))
         self.end_lengths += np.bincount(last, shard.length, len(self.ends)).astype(np.int64)
@@ -90,6 +97,16 @@ class LogFacts:
         listed = zip(sessions[heaviest].tolist(), steps[heaviest].tolist(), users[heaviest].tolist(), strict=True)
         heavy = sorted([*self.top_users[part], *listed], key=lambda entry: (-entry[0], -entry[1], entry[2]))
         self.top_users[part] = heavy[:TOP_USERS]
+
+    def _add_behaviours(self, shard: Shard) -> None:
+        """Count the items of each session, and those that were met with several behaviours in it."""
+        session = np.repeat(np.arange(len(shard.start)), shard.length)
+        steps = np.repeat(shard.start - np.cumsum(shard.length) + shard.length, shard.length) + np.arange(len(session))
+        met = np.stack([session, shard.items[steps], shard.behaviours[steps]])
+        kinds = np.unique(met, axis=1)
+        n_items = 1 + int((np.diff(kinds[:2], axis=1) != 0).any(0).sum())
+        self.items_of_sessions += n_items
+        self.items_with_several += kinds.shape[1] - n_items
 
     def _add_times(self, items: NDArray[np.int32], times: NDArray[np.int64]) -> None:
         self.first, self.last = min(self.first, int(times.min())), max(self.last, int(times.max()))
@@ -156,11 +173,17 @@ class LogFacts:
             found.append(sentence)
         for part, users in self.heaviest_users(store).items():
             n_users = max(int(store.manifest["counts"]["parts"][part].get("users", 1)), 1)
-            if n_users > 1 and users[0]["share"] > max(HEAVY_SHARE, 2 / n_users):
+            if n_users > 1 and users[0]["share"] > max(HEAVY_SHARE, 2 / n_users) and users[0]["sessions"] >= HEAVY_SESSIONS:
                 found.append(
                     f"User {users[0]['user']!r} has {users[0]['share']:.0%} of the sessions of part {part}; "
                     "prepare again with --max-per-user, or leave out rows of machines."
                 )
+        if self.items_with_several > SEVERAL_SHARE * self.items_of_sessions:
+            found.append(
+                f"{self.items_of_sessions:,} items of sessions have {self.items_with_several:,} further behaviours there, "
+                "each a step of its own. If these are reports on one impression (shown, clicked, bought), keep the last row "
+                "of each item in a visit (docs/data.md)."
+            )
         if conflicts := store.manifest["counts"].get("item_conflicts", 0):
             found.append(
                 f"{conflicts:,} items have several rows in the item table that contradict each other; the smallest value "

@@ -65,8 +65,10 @@ class _Response(NamedTuple):
     time: int
     id: str
     behaviour: int
-    change: float = 0.0
-    """By how much another behaviour that was reported would change the reward."""
+    raised: float = 0.0
+    """By how much another behaviour that was reported would raise the reward."""
+    lowered: float = 0.0
+    """By how much one would lower it."""
 
 
 def join_sessions(
@@ -187,8 +189,8 @@ def _gather(
     for (decision_id, item), response in earliest.items():
         count = repeats[decision_id, item]
         if decision_id in decisions and item in decisions[decision_id].items:
-            change = builder.largest_change(response.behaviour, reported[decision_id, item])
-            responses[decision_id][item] = response._replace(change=change)
+            raised, lowered = builder.changes(response.behaviour, reported[decision_id, item])
+            responses[decision_id][item] = response._replace(raised=raised, lowered=lowered)
             counts.repeated_feedback += count - 1
             counts.changed_feedback += reported[decision_id, item].bit_count() > 1
         elif decision_id in others:
@@ -232,10 +234,11 @@ class _SessionBuilder:
         self.users: dict[str, int] = {}
         self.windows: list[Window] = []
 
-    def largest_change(self, first: int, reported: int) -> float:
-        """Return by how much another behaviour than the first would change a reward, of those reported (as bits)."""
+    def changes(self, first: int, reported: int) -> tuple[float, float]:
+        """Return by how much other behaviours than the first would raise and lower a reward, of those reported (as bits)."""
         rewards = self.behaviours.rewards
-        return max(abs(reward - rewards[first]) for number, reward in enumerate(rewards) if reported >> number & 1)
+        known = [reward for number, reward in enumerate(rewards) if reported >> number & 1]
+        return max(known) - rewards[first], rewards[first] - min(known)
 
     def compact(self, decision: Decision) -> _CompactDecision:
         """Reduce a decision to rows; names that feedback is matched by are interned."""
@@ -282,7 +285,7 @@ class _SessionBuilder:
                 propensity = max(propensity, _SMALLEST_PROPENSITY)
                 number = first + len(steps)
                 when = (decision.time, rank, response.time)
-                origin = StepOrigin(decision_id, *when, decision.step, number, active, response.change)
+                origin = StepOrigin(decision_id, *when, decision.step, number, active, response.raised, response.lowered)
                 made = (decision.version, decision.epsilon, decision.context)
                 steps.append(Step(row, response.behaviour, origin, propensity, available, *made))
             if not pending:

@@ -77,8 +77,10 @@ class StepOrigin(NamedTuple):
     """Number of the step in its session, also across rows."""
     active: tuple[int, ...] = ()
     """Times of all feedback on its decision, ascending, also of what does not count: a film is begun, and later watched."""
-    change: float = 0.0
-    """By how much a further behaviour on the item would change the reward, without its sign: the first counts."""
+    raised: float = 0.0
+    """By how much a further behaviour on the item would raise the reward: the first counts."""
+    lowered: float = 0.0
+    """By how much one would lower it."""
 
 
 @dataclass(frozen=True)

@@ -84,10 +84,10 @@ class ModelComparison:
 
     @property
     def warnings(self) -> list[str]:
-        """Of every simulator that cannot be trusted far, and of every model that leaves what the log covers."""
+        """Of every simulator that cannot be trusted far, and of models that leave what the log covers, where it guesses."""
         farthest: dict[str, Coverage] = {}
         for row in self.rows:
-            if row.coverage is not None and row.coverage.is_low:
+            if row.judge in self.trust and row.coverage is not None and row.coverage.is_low:
                 farthest[row.model] = max(row.coverage, farthest.get(row.model, row.coverage), key=lambda low: low.shifted)
         by_judge = [f"{judge}: {trust.warning}" for judge, trust in self.trust.items() if trust.warning]
         return by_judge + [coverage.warning(model) for model, coverage in farthest.items()]

@@ -108,6 +108,8 @@ class Diagnosis:
             )
         if self.gap.high < 0:
             return f"Not worth trying: a far-sighted policy earns less, {difference}.{warning}"
+        if self.trust and self.trusted is None:
+            return f"Cannot tell: {difference}.{warning}"
         return f"The present item hardly changes the future here: {difference}.{warning}"
 
 

@@ -16,6 +16,7 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -239,5 +240,6 @@ def watch_canary(
                 return
             look = watcher.look()
             if look is not None:
-                on_look(look)
+                with suppress(OSError):  # nobody reads the output any more
+                    on_look(look)
         sleep(every)

@@ -68,6 +68,8 @@ class Side:
     """What was cut of the user of whom most was."""
     negative: float
     """The negative rewards of a session, without their sign; weighted as the mean of the reward."""
+    answered: float
+    """The share of the returned items that have feedback."""
 
 
 @dataclass(frozen=True)
@@ -266,7 +268,9 @@ def _side(outcomes: Outcomes, name: str, chosen: NDArray[np.bool_], blocks: Bloc
     )
     size, cut_of_users = float(outcomes.size[rows].sum()), np.bincount(users, cut[rows])
     lost, most = float(cut_of_users.sum()), float(cut_of_users.max(initial=0.0))
-    return Side(name, len(rows), len(np.unique(users)), reward, length, size, lost, most, negative.mean)
+    offered = outcomes.length if outcomes.offered is None else outcomes.offered
+    answered = float(outcomes.length[rows].sum() / max(offered[rows].sum(), 1))
+    return Side(name, len(rows), len(np.unique(users)), reward, length, size, lost, most, negative.mean, answered)
 
 
 def _assignment_fixed_since(outcomes: Outcomes, is_a: NDArray[np.bool_], is_b: NDArray[np.bool_], first: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -67,16 +67,15 @@ class CountedDecisions:
     def __init__(self) -> None:
         self._decisions, self._answered, self._shown = VersionIds(), CountedIds(), CountedIds(MOST_SHOWN)
 
-    def add(
-        self, decision: str, version: str, shown: Collection[str], reported: Mapping[str, Collection[str]] | None
-    ) -> None:
+    def add(self, decision: str, version: str, shown: Collection[str], reported: Mapping[str, Sequence[str]] | None) -> None:
         """Add a decision.
 
         Args:
             decision: Its id.
             version: The version that its session counts for.
             shown: Its items.
-            reported: The behaviours that were reported, by item. None: no further response counts at all.
+            reported: The behaviours that were reported, by item, the one that counts first. None: no further response counts
+                at all.
         """
         self._decisions.add(decision, version)
         if reported is None:
@@ -86,9 +85,17 @@ class CountedDecisions:
         for item in shown:
             self._shown.add((decision, item))
         for item, behaviours in reported.items():
-            self._answered.add((decision, item))
-            for behaviour in behaviours:
+            self._note_first(decision, item, behaviours[0])
+            for behaviour in behaviours[1:]:
                 self._answered.add((decision, item, behaviour))
+
+    def _note_first(self, decision: str, item: str, behaviour: str) -> None:
+        for known in ((decision, item), (decision, item, behaviour), (decision, item, behaviour, "first")):
+            self._answered.add(known)
+
+    def first_behaviour(self, decision: str, item: str, behaviours: Iterable[str]) -> str | None:
+        """Return which of some behaviours came first on an item; None if none of them did."""
+        return next((one for one in behaviours if (decision, item, one, "first") in self._answered), None)
 
     def version_of(self, decision: str) -> str | None:
         """Return the version that a decision's session counted for; None if it was not counted."""
@@ -109,9 +116,11 @@ class CountedDecisions:
             return "first"
         if is_first and response not in self._shown:
             return "not shown"
-        self._answered.add(response)
+        if is_first:
+            self._note_first(decision, item, behaviour)
+            return "first"
         self._answered.add(report)
-        return "first" if is_first else "changed"
+        return "changed"
 
 
 def _is_in(value: int, values: NDArray[np.int64]) -> bool:

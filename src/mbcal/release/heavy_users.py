@@ -79,7 +79,7 @@ def heavy_user_problem(joined: Joined, heavy: NDArray[np.int64], differs: NDArra
     most = int(np.bincount(joined.sessions.user[heavy[differs]]).max(initial=0))
     if most <= HEAVY * sessions:
         return ""
-    share = f"{most / sessions:.1%} of all sessions"
     return (
-        f"the candidate chooses otherwise in {share} that are of one user, who teaches and does not judge: name users apart"
+        f"{most / sessions:.1%} of all sessions are of one user and teach the candidate, which chooses otherwise there, so "
+        "nobody can judge it: if several people share that name, give each of them their own"
     )

@@ -23,8 +23,10 @@ class PartialVisits:
     changed: int = 0
     """Further behaviours that were reported on an item, as a purchase after a click. The first one counts."""
     reward: float = 0.0
-    """Rewards, without their signs, of late feedback, of sessions without a beginning, of unattributed decisions, and of
-    further behaviours on an item."""
+    """Rewards, without their signs, of late feedback, of sessions without a beginning and of unattributed decisions; and by
+    how much further behaviours on an item would change the reward."""
+    lowered: float = 0.0
+    """The part of it by which further behaviours would lower rewards, as a cancellation after a purchase."""
 
     @property
     def count(self) -> int:
@@ -64,10 +66,15 @@ class Ignored:
 
     def __str__(self) -> str:
         partial = self.total()
-        return (
-            f"{self.repeated:,} decisions read before, {self.not_shown:,} feedback on items that were not shown, "
-            f"{self.dropped:,} feedback whose decision did not come, {partial.unattributed:,} decisions with neither "
-            f"session nor user, {partial.late:,} with rewards that came after their session, "
-            f"{partial.missing_start:,} sessions without a beginning, {partial.changed:,} further behaviours on an item"
-            + (f", {self.lost:,} records lost" if self.lost else "")
+        kinds = (
+            (self.repeated, "decisions read before"),
+            (self.not_shown, "feedback on items that were not shown"),
+            (self.dropped, "feedback whose decision did not come"),
+            (partial.unattributed, "decisions with neither session nor user"),
+            (partial.late, "decisions with rewards that came after their session"),
+            (partial.missing_start, "sessions without a beginning"),
+            (partial.unmatched, "visits known by user alone or by session alone"),
+            (partial.changed, "further behaviours on an item"),
+            (self.lost, "records lost"),
         )
+        return ", ".join(f"{count:,} {words}" for count, words in kinds if count)

@@ -25,6 +25,8 @@ ENOUGH_DAYS = 3.0
 """Days with about as much traffic, of those that a canary has to serve at least: beyond these any count."""
 MAX_STEPS_LOST = 0.05
 """Where rewards may be negative, nothing is promoted while the feedback on more than this share of steps may be lost."""
+REPORTS_ALL = 0.9
+"""Where so many items of a canary have feedback, clients report on all items."""
 LEAST_EXPLORATION = 1e-6
 """Differences of epsilon that are no more than rounding."""
 SEND_NAMES = "send a session with every request of a visit, and the user with all of them or with none"
@@ -42,7 +44,10 @@ PARTIAL_KINDS = {
     ),
 }
 """By field of `PartialVisits`: what is counted, and what to do about it."""
-UNSERVED = "no finished sessions of both versions yet (servers started with --canary give the canary some)"
+UNSERVED = (
+    "no finished sessions of both versions yet: a session is finished --lifetime seconds after its last record, and servers "
+    "started with --canary give the canary some"
+)
 """Why nothing is known of a trial."""
 
 
@@ -248,8 +253,17 @@ def _user_reward_problem(comparison: VersionComparison, user_loss: float) -> str
 
 
 def _missing_feedback_problem(comparison: VersionComparison) -> str:
-    """Say that feedback with negative rewards may be lost, as more of a canary's items may lack feedback; else empty."""
+    """Say that feedback may be lost, as one version's items have it less often than the other's; else empty.
+
+    Lost feedback of the canary hides what it costs where rewards can be negative. Lost feedback of the live version makes
+    the canary look better, which shows where nearly all items of the canary have some: else users may just do more.
+    """
     gap = comparison.feedback_gap
+    if comparison.a.answered >= REPORTS_ALL and gap.anytime_low > MAX_STEPS_LOST * gap.base:
+        shares = (
+            f"{comparison.a.answered:.0%} of its items have feedback and {comparison.b.answered:.0%} of the live version's"
+        )
+        return f"not promoted, since {shares}, whose rewards may be lost"
     if comparison.min_reward >= 0 or gap.anytime_low >= -MAX_STEPS_LOST * gap.base:
         return ""
     fewer = f"{-gap.anytime_low / gap.base:.0%} fewer" if math.isfinite(gap.anytime_low) and gap.base else "fewer"
@@ -311,11 +325,15 @@ def _hidden_loss(comparison: VersionComparison, ignored: Ignored) -> tuple[float
     Returns:
         Reward cut from very long sessions; late rewards and those in partial visits; and negative rewards that the canary
         may have lost with missing feedback. The first two are of the live version, and of the canary too if rewards can be
-        negative. The third is at most what the share of items with feedback allows.
+        negative. The third is at most what the share of items with feedback allows. What further behaviours on an item
+        would lower is charged to the canary, too.
     """
-    sides = _sides(comparison, ignored)[0 if comparison.min_reward < 0 else 1 :]
+    own, live = _sides(comparison, ignored)
+    sides = [own, live] if comparison.min_reward < 0 else [live]
     cut = sum(side.cut / side.sessions for side, _ in sides)
     partial = sum(visits.reward / side.sessions for side, visits in sides)
+    if comparison.min_reward >= 0:
+        partial += own[1].lowered / own[0].sessions
     fewer = max(comparison.b.negative - comparison.a.negative, 0.0)
     steps_lost = max(-comparison.feedback_gap.anytime_low, 0.0)
     most_lost = -comparison.min_step_reward * steps_lost if comparison.min_step_reward else 0.0  # steps may be infinite

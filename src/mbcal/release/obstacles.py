@@ -152,22 +152,21 @@ def missing_feedback_problem(served: ServedChoices, sessions: Sessions, epsilon:
 def changed_feedback_problem(joined: Joined, judging: NDArray[np.int64], tolerance: float, largest_weight: float) -> str:
     """Say that further behaviours on items may hide what the candidate's choices led to; empty if they cannot hide much.
 
-    Of a click and a later purchase of one item the click counts. A candidate may lose the purchases.
+    Of a click and a later purchase of one item the click counts, and of a purchase and its cancellation the purchase. A
+    candidate may lose what would raise rewards, and serve what would lower them the more often.
 
     Args:
         joined: The sessions.
         judging: (N,) which of them judge.
         tolerance: Share of the reward that further behaviours may change.
-        largest_weight: The largest weight that the candidate gives a judging session. Where rewards can be negative, changes
-            count so often.
+        largest_weight: The largest weight that the candidate gives a judging session.
     """
-    changes = [step.change for row in judging.tolist() for step in joined.origins[row] if step.change]
-    sessions = joined.sessions[judging]
-    often = largest_weight if min(sessions.behaviour_set.rewards) < 0 else 1.0
-    if often * sum(changes) <= tolerance * _net_reward(sessions):
+    steps = [step for row in judging.tolist() for step in joined.origins[row] if step.raised or step.lowered]
+    hidden = sum(step.raised for step in steps) + largest_weight * sum(step.lowered for step in steps)
+    if hidden <= tolerance * _net_reward(joined.sessions[judging]):
         return ""
     return (
-        f"on {len(changes):,} items a further behaviour was reported after the one that counts, and so more than "
+        f"on {len(steps):,} items a further behaviour was reported after the one that counts, and so more than "
         f"{tolerance:.1%} of the reward may be hidden: report one behaviour per item, when it is final"
     )
 

@@ -209,14 +209,17 @@ class OutcomeReader:
         reward = abs(self._rule.rewards.get(feedback.behaviour, 0.0))
         self.ignored.not_shown += kind == "not shown"
         if kind == "changed":
-            self._note_changed(version, reward)
+            first = self._counted.first_behaviour(feedback.decision, feedback.item, self._rule.rewards)
+            self._note_changed(version, first, feedback.behaviour)
         elif kind == "first" and reward:
             self._note_late(version, feedback.decision, reward)
 
-    def _note_changed(self, version: str, reward: float) -> None:
-        """Take note of a further behaviour on an item, and of its reward."""
-        partial = self.ignored.of(version)
-        partial.changed, partial.reward = partial.changed + 1, partial.reward + reward
+    def _note_changed(self, version: str, first: str | None, further: str) -> None:
+        """Take note of a further behaviour on an item, and of how it would change the reward; one without reward is 0."""
+        rewards, partial = self._rule.rewards, self.ignored.of(version)
+        change = rewards.get(further, 0.0) - (rewards.get(first, 0.0) if first is not None else 0.0)
+        partial.changed, partial.reward = partial.changed + 1, partial.reward + abs(change)
+        partial.lowered += max(-change, 0.0)
 
     def _note_late(self, version: str, decision: str, reward: float) -> None:
         """Take note of rewards that came too late: one more decision of a version, unless it had such rewards before."""
@@ -231,7 +234,7 @@ class OutcomeReader:
         if kind == "first":
             self.ignored.of(version).reward += reward
         elif kind == "changed":
-            self._note_changed(version, reward)
+            self._note_changed(version, self._unattributed.first_behaviour(decision, item, self._rule.rewards), behaviour)
 
     def _change(self, group: _Group, size: int) -> None:
         """Take note that the decisions of a group changed, and of the bytes that came or went."""
@@ -248,6 +251,11 @@ class OutcomeReader:
             group = self._groups[decision.name]
             del self._decisions[decision.id], group.decisions[decision.id]
             self._change(group, -decision.size)
+
+    @property
+    def n_waiting(self) -> int:
+        """Decisions of sessions that are not counted yet."""
+        return len(self._decisions)
 
     def outcomes(self, now: int) -> Outcomes:
         """Return all sessions up to the first that is not finished.
@@ -298,9 +306,11 @@ class OutcomeReader:
         if has_beginning:
             self._names.add(session.first.name)
         for decision in session.decisions:
-            for behaviour in decision.further() if is_of_trial else ():
-                self._note_changed(version, abs(self._rule.rewards.get(behaviour, 0.0)))
-            self._counted.add(decision.id, version, decision.items, decision.reported() if is_of_trial else None)
+            reported = decision.reported() if is_of_trial else None
+            for first, *further in (reported or {}).values():
+                for behaviour in further:
+                    self._note_changed(version, first, behaviour)
+            self._counted.add(decision.id, version, decision.items, reported)
         self._remove(session.decisions)
 
     def _note_unmatched(self) -> None:

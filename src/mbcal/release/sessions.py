@@ -115,15 +115,10 @@ class LoggedDecision:
             self.others.setdefault(item, set()).update((known[2], response[2]))
         self.responses[item] = min(known, response)
 
-    def reported(self) -> dict[str, set[str]]:
-        """Return all behaviours that were reported, by item that it returned."""
-        shown = self.responses.keys() & self.items
-        return {item: self.others.get(item, {self.responses[item][2]}) for item in shown}
-
-    def further(self) -> list[str]:
-        """Return the behaviours beyond the first on each item that it returned."""
-        items = self.others.keys() & self.items
-        return [behaviour for item in items for behaviour in self.others[item] - {self.responses[item][2]}]
+    def reported(self) -> dict[str, list[str]]:
+        """Return all behaviours that were reported, by item that it returned, the one that counts first."""
+        firsts = {item: self.responses[item][2] for item in self.responses.keys() & self.items}
+        return {item: [first, *sorted(self.others.get(item, set()) - {first})] for item, first in firsts.items()}
 
 
 class Session:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,9 @@ from mbcal.release.verdict_files import record_verdict, write_verdict
 from mbcal.training.config import TrainingConfig
 from mbcal.training.replay import round_passes
 from mbcal.types import Sessions
+
+WATCH_SECONDS = 10.0
+"""Seconds after which a loop that waits for its next update looks whether there is a canary."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +135,7 @@ def update(
     if len(sessions) < gate.min_sessions or not len(judges.judging):
         verdict.reason = (
             f"{len(sessions)} sessions are logged, {len(judges.judging)} of users who judge are of the live version alone; "
-            f"{gate.min_sessions} and at least one are needed"
+            f"{gate.min_sessions} (--min-sessions) and at least one are needed"
         )
         verdict.reason += "" if newest.since is None else "; older ones were left out (--decisions)"
         record_verdict(registry.path / FOLDER, verdict)
@@ -236,7 +240,8 @@ def loop(
         run_update: One update, such as `functools.partial(update, registry, log, config)`.
         every: Seconds from the beginning of one update to that of the next.
         times: How many; 0 is without end.
-        wait_for_canary: Called before every update; returns when no canary runs, so that its trial is not disturbed.
+        wait_for_canary: Called before and after every update, and again while the loop waits for the next; returns when no
+            canary runs, so that its trial is watched and not disturbed.
         on_verdict: Is given every verdict.
         on_error: Is given the error of an update that failed, of whatever kind.
 
@@ -249,11 +254,16 @@ def loop(
         began = time.monotonic()
         with failures:
             wait_for_canary()
-            on_verdict(run_update())
+            verdict = run_update()
+            with suppress(OSError):  # nobody reads the output any more
+                on_verdict(verdict)
         done += 1
         if done == times:
             return
-        time.sleep(max(0.0, every - (time.monotonic() - began)))
+        while (left := every - (time.monotonic() - began)) > 0:
+            time.sleep(min(left, WATCH_SECONDS))
+            with failures:
+                wait_for_canary()
 
 
 def _learn(

@@ -35,6 +35,10 @@ _COUNTS = {
     "unanswered": ("decisions without feedback", "They are left out, and may have led to anything."),
     "repeated_decisions": ("repeated decisions", "Decisions with the id of another; the latest counts."),
     "repeated_feedback": ("repeated feedback", "Further feedback on the same item of a decision; the first counts."),
+    "changed_feedback": (
+        "items with further behaviours",
+        "Another behaviour was reported after the one that counts, as a purchase after a click. Also repeated feedback.",
+    ),
     "orphans": ("feedback without a decision", "No such decision was read, or the decision did not return the item."),
     "other_versions": (
         "feedback on other versions",

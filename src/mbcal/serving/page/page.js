@@ -105,7 +105,7 @@ function drawUpdates(registry) {
     byId("updates").replaceChildren(el("p", { class: "empty" }, "None yet. ", el("code", {}, "mbcal update"), " learns a candidate from the decision log and judges it."));
     return;
   }
-  const link = (update) => (update.page && !hasToken() ? el("a", { href: `updates/${update.page}` }, "page") : null);
+  const link = (update) => (update.page && !hasToken() ? el("a", { href: `updates/${update.page}` }, "details") : null);
   byId("updates").replaceChildren(...updateList(registry.updates, link));
 }
 
