@@ -118,6 +118,13 @@ def test_fit_takes_a_mix_that_is_chosen(shop: Path) -> None:
     assert float(made.nets["mix"].value) in (0.0, *MIXES)
 
 
+def test_fields_are_json_objects(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rank = ("rank", "mbcal", "--candidates", "item-01,item-02")
+    said = refused(*rank, "--context", "[1]", cwd=shop, capsys=capsys)
+    assert "context: must be a JSON object of names and values, got '[1]'" in said
+    assert mbcal_here(*rank, "--context", "{}", cwd=shop) == mbcal_here(*rank, cwd=shop)
+
+
 def test_rank_new_items_when_asked(shop: Path) -> None:
     said = mbcal_here("rank", "mbcal", "--candidates", "item-05,brand new", "--allow-unknown", cwd=shop)
     assert "brand new (new)" in said

@@ -9,7 +9,7 @@ import pytest
 
 from mbcal import ItemTable, Labels, SessionConfig, Store, TableLog, prepare
 from mbcal.data.describe import describe
-from mbcal.errors import OptionError
+from mbcal.errors import InputError, OptionError
 from tests.support.logs import REWARDS, Row, content, expected, read_back, table, write_csv, write_rows
 
 DAY = 86_400
@@ -67,6 +67,23 @@ def test_times_in_the_wrong_unit_and_heavy_users_are_warned_of(tmp_path: Path) -
     assert "User 'robot' has 71% of the sessions of part train" in heavy
     few = [Row(f"u{k}", "x", NOON + k, ("skip", "click", "like")[k]) for k in range(3)]
     assert describe(_store(tmp_path, few, name="few"))["warnings"] == []  # a third each is all there can be
+
+
+def test_items_that_were_met_with_several_behaviours_are_warned_of(tmp_path: Path) -> None:
+    """An impression, then a click on it, as two rows; the same click twice in a row is one behaviour."""
+    shown = [Row(f"u{k}", "x", NOON + k, "skip") for k in range(10)]
+    again = [Row(f"u{k}", "x", NOON + 100 + k, "skip") for k in range(10)]
+    assert describe(_store(tmp_path, shown + again, name="alike"))["warnings"] == []
+    (warning,) = describe(_store(tmp_path, [*shown, Row("u3", "x", NOON + 200, "click")], name="clicked"))["warnings"]
+    assert warning.startswith("10 items of sessions have 1 further behaviours there, each a step of its own.")
+    other = [*shown, Row("u3", "y", NOON + 200, "click")]
+    assert describe(_store(tmp_path, other, name="other"))["warnings"] == []
+
+
+def test_a_label_without_a_reward_is_the_remedy_that_is_named(tmp_path: Path) -> None:
+    rows = [Row(f"u{k}", "x", NOON + k, "impression") for k in range(9)] + [Row("u", "x", NOON, "click")]
+    with pytest.raises(InputError, match=r"for instance 'impression'\. Give every label a reward, as in --rewards"):
+        _store(tmp_path, rows)
 
 
 def test_the_latest_steps_of_each_user_are_kept(tmp_path: Path) -> None:

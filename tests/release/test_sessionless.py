@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import msgspec
@@ -100,6 +101,20 @@ def test_a_canary_is_compared_by_visits_of_users_without_a_session() -> None:
     assert unattributed.ignored.total().unattributed == 150 * STEPS
     assert not unattributed._early
     assert "900 decisions with neither session nor user" in str(unattributed.ignored)
+
+
+def test_sessions_that_go_on_are_the_reason_that_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where some requests have neither session nor user."""
+    Registry(tmp_path / "registry").publish(agent_for("good"))
+    now = time.time_ns() // 1000
+    records = [*two_versions(2), *two_versions(1, user=False)]
+    latest = max(record.time for record in records)
+    moved = [msgspec.structs.replace(record, time=now - (latest - record.time) // 10**6) for record in records]
+    write_quickly(tmp_path / "log", moved)
+    said = refused("compare-versions", "--registry", "registry", "--log", "log", cwd=tmp_path, capsys=capsys)
+    assert said.endswith(
+        "no session is finished yet; one is finished 1800 seconds after its last record (--idle): ask again later"
+    )
 
 
 def test_nothing_is_decided_by_requests_without_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
