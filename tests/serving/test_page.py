@@ -121,7 +121,7 @@ def test_updates_and_versions(address: str, browser: Browser) -> None:
     browser.wait("document.querySelectorAll('#versions tbody tr').length")
     browser.run("document.querySelectorAll('#updates details').forEach(d => { d.open = true; })")
     third, second, first = browser.texts("#updates .update > p")
-    assert third.startswith("3 page ")
+    assert third.startswith("3 details ")
     assert third.endswith("cannot tell canary v000002")
     assert first.startswith("1 ")
     assert first.endswith("no worse published v000002")
