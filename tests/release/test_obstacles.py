@@ -21,7 +21,12 @@ from mbcal.evaluation.ope.propensity import PolicyChoices
 from mbcal.registry.registry import Registry
 from mbcal.release.gate import Verdict
 from mbcal.release.heavy_users import capped_rows
-from mbcal.release.obstacles import lost_records_problem, missing_feedback_problem, partial_visits_problem
+from mbcal.release.obstacles import (
+    changed_feedback_problem,
+    lost_records_problem,
+    missing_feedback_problem,
+    partial_visits_problem,
+)
 from mbcal.release.served_choices import ServedChoices, served_choices
 from mbcal.release.update import update
 from tests.support.landing import BEHAVIOURS, CATALOG, LIVE, MINUTE, PAGES, agent_for, visits, whole
@@ -95,6 +100,18 @@ def test_purchases_after_clicks_may_be_what_a_choice_costs(tmp_path: Path) -> No
     verdict = judged(tmp_path / "changed", records + [msgspec.structs.replace(one, behaviour="click") for one in again])
     assert (verdict.answer, verdict.action) == ("cannot tell", "canary")
     assert re.search("on [0-9]+ items a further behaviour was reported after the one that counts", verdict.reason)
+
+
+def test_what_further_behaviours_would_lower_counts_as_often_as_it_may_be_served() -> None:
+    """A candidate may serve what is cancelled so much more often; of what is bought later it can lose all, and no more."""
+    records = list(visits(200, whole, pages=1))
+    for first, further, often in (("click", "skip", True), ("skip", "click", False)):
+        reported = [record for record in records if isinstance(record, Feedback) and record.behaviour == first]
+        one = msgspec.structs.replace(reported[0], behaviour=further, time=reported[0].time + 60, id="further")
+        joined = join_sessions([*records, one], CATALOG, BEHAVIOURS)
+        rows = np.arange(len(joined.sessions))
+        assert changed_feedback_problem(joined, rows, 0.02, largest_weight=1.0) == ""
+        assert bool(changed_feedback_problem(joined, rows, 0.02, largest_weight=20.0)) == often
 
 
 def test_sessions_that_go_on_do_not_hold_up_the_others(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ HEAVY_SHARE = 0.05
 HEAVY_SESSIONS = 20
 """With fewer sessions a user is an ordinary one of a small log."""
 SEVERAL_SHARE = 0.05
-"""Share of the items of sessions that may have several behaviours without a warning."""
+"""Further behaviours, as a share of the items of sessions, that there may be without a warning."""
 TOP_USERS = 3
 """Users listed for each part."""
 
@@ -67,7 +67,7 @@ class LogFacts:
         """(A,) sessions whose last behaviour is each."""
         self.end_lengths = np.zeros(len(behaviours), np.int64)
         """(A,) steps of those sessions."""
-        self.items_of_sessions = self.items_with_several = 0
+        self.items_of_sessions = self.further_behaviours = 0
         """Items of all sessions, and further behaviours that were met on them in the same session."""
         self.top_users: dict[Part, list[tuple[int, int, int]]] = {part: [] for part in PARTS}
         """Part -> (sessions, steps, user) of the heaviest users, heaviest first."""
@@ -99,14 +99,14 @@ class LogFacts:
         self.top_users[part] = heavy[:TOP_USERS]
 
     def _add_behaviours(self, shard: Shard) -> None:
-        """Count the items of each session, and those that were met with several behaviours in it."""
+        """Count the items of each session, and the behaviours beyond one on each."""
         session = np.repeat(np.arange(len(shard.start)), shard.length)
         steps = np.repeat(shard.start - np.cumsum(shard.length) + shard.length, shard.length) + np.arange(len(session))
-        met = np.stack([session, shard.items[steps], shard.behaviours[steps]])
-        kinds = np.unique(met, axis=1)
-        n_items = 1 + int((np.diff(kinds[:2], axis=1) != 0).any(0).sum())
+        item = session * len(self.first_seen) + shard.items[steps]
+        met = np.unique(item * len(self.behaviours) + shard.behaviours[steps])  # one number for session, item and behaviour
+        n_items = len(np.unique(met // len(self.behaviours)))
         self.items_of_sessions += n_items
-        self.items_with_several += kinds.shape[1] - n_items
+        self.further_behaviours += len(met) - n_items
 
     def _add_times(self, items: NDArray[np.int32], times: NDArray[np.int64]) -> None:
         self.first, self.last = min(self.first, int(times.min())), max(self.last, int(times.max()))
@@ -178,9 +178,9 @@ class LogFacts:
                     f"User {users[0]['user']!r} has {users[0]['share']:.0%} of the sessions of part {part}; "
                     "prepare again with --max-per-user, or leave out rows of machines."
                 )
-        if self.items_with_several > SEVERAL_SHARE * self.items_of_sessions:
+        if self.further_behaviours > SEVERAL_SHARE * self.items_of_sessions:
             found.append(
-                f"{self.items_of_sessions:,} items of sessions have {self.items_with_several:,} further behaviours there, "
+                f"{self.items_of_sessions:,} items of sessions have {self.further_behaviours:,} further behaviours there, "
                 "each a step of its own. If these are reports on one impression (shown, clicked, bought), keep the last row "
                 "of each item in a visit (docs/data.md)."
             )
